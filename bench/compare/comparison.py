@@ -28,7 +28,7 @@ from bench.compare.cells import (
     layers_on_cpu,
     run_cell,
 )
-from bench.compare.job import NO_GPU, TOOK_TOO_LONG, Job, Result
+from bench.compare.job import FOLLOW_UP_ROOM, NO_GPU, TOOK_TOO_LONG, Job, Result
 from bench.compare.likelihood import TOKENS
 from bench.compare.roofline import Bandwidths, Weights
 from bench.compare.server import PeerError
@@ -171,7 +171,7 @@ class Comparison:
             target=str(args.target),
             prompts=prompts,
             n_predict=args.tokens,
-            ctx=cell.context + args.tokens + 64,
+            ctx=cell.context + args.tokens + FOLLOW_UP_ROOM + 64,
             threads=self.threads.of(engine.side),
             device=self.device(engine.kind),
             draft=str(args.draft) if engine.speculates else None,

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 TOOK_TOO_LONG = "not done within"
+FOLLOW_UP = 200  # tokens that follow an answer, as in a chat
+N_FOLLOW_UPS = 3  # of the last prompt
+FOLLOW_UP_ROOM = N_FOLLOW_UPS * (FOLLOW_UP + 1)  # tokens of context that they and their first tokens take
 NO_GPU = ("cpu", "simulated", "stand-in")  # devices that are not a GPU
 
 
@@ -53,6 +56,16 @@ class Job(_Json):
     command: str = ""  # a peer's command line, with its {names}
     texts: list[str] = field(default_factory=list)  # the prompts as text, for a peer
     thread_counts: list[int] = field(default_factory=list)
+
+    def follow_ups(self, n_tokens: int) -> list[list[int]]:
+        """Return follow-ups of the last prompt, behind a text of `n_tokens` tokens, if they fit the context.
+
+        Each has the tokens of the prompt, from its beginning, again and again.
+        """
+        if n_tokens + FOLLOW_UP_ROOM > self.ctx:
+            return []
+        prompt = self.prompts[-1]
+        return [[prompt[i % len(prompt)] for i in range(FOLLOW_UP)]] * N_FOLLOW_UPS
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,8 @@ class Result(_Json):
     paged: bool | None = None  # spac: True if experts were read from the file when they were needed
     pinned_bytes: int | None = None  # spac: pinned bytes of host memory; None where nobody counted
     host_memory: str = ""  # spac: how experts lay in host memory
+    # seconds to the first token of follow-ups of the last prompt; empty for peers
+    follow_ups_s: list[float] = field(default_factory=list)
     error: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -69,13 +69,27 @@ def run(job: Job) -> Result:
                 figures={**figures_of(stats, counts), "queue_s": watch.queue_s},
             )  # fmt: skip
             found.append(asdict(one))
+        bound = watch.bound()
         return Result(
             runs=found,
             load_s=stats.load_s,
             notes=engine.notes,
-            bound=watch.bound(),
+            bound=bound,
+            follow_ups_s=follow_ups(engine, job),
             **memory_of(engine, stats),
         )
+
+
+def follow_ups(engine: Engine, job: Job) -> list[float]:
+    """Return the seconds to the first token of follow-ups, each behind all that the memory holds."""
+    found = []
+    assert engine.session is not None
+    for tokens in job.follow_ups(len(engine.session.tokens)):
+        generation = engine.generate([*engine.session.tokens.tolist(), *tokens], 1)
+        for _ in generation:
+            pass
+        found.append(generation.stats.time_to_first_token_s or 0.0)
+    return found
 
 
 def memory_of(engine: Engine, stats: RunStats) -> dict[str, Any]:

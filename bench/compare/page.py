@@ -41,6 +41,7 @@ class Row:
     ideal: float | None  # tokens per second
     load_s: float
     first_token_cold_s: float
+    follow_up_s: float | None  # first token of 200 tokens behind an answer; None: not measured
     breakdown: Breakdown | None
     repairs: dict[str, float]  # tokens per second, by the part that was as good as possible
     repeated: float | None = None  # `decode` of the same cell, run again at the end
@@ -94,6 +95,7 @@ def row_of(
         ideal=ideal,
         load_s=result.load_s,
         first_token_cold_s=runs[0].first_token_s,
+        follow_up_s=_median(result.follow_ups_s) if result.follow_ups_s else None,
         breakdown=parts,
         repairs=repaired(parts) if parts else {},
         repeated=_median([run.decode_speed for run in warm(again.each)]) if again else None,
@@ -197,9 +199,9 @@ _EXPLAINED = (
     "that one thing were as good as can be, and all else as it is."
 )
 _HEAD = (
-    "engine", "decode tok/s", "range", "cold", "prefill tok/s", "first token", "cold", "acceptance",
-    "tokens/step", "hits", "distinct", "Belady", "waits/step", "VRAM", "RAM", "weights", "ideal tok/s",
-    "reached", "text",
+    "engine", "decode tok/s", "range", "cold", "prefill tok/s", "first token", "cold", "follow-up",
+    "acceptance", "tokens/step", "hits", "distinct", "Belady", "waits/step", "VRAM", "RAM", "weights",
+    "ideal tok/s", "reached", "text",
 )  # fmt: skip
 
 
@@ -212,6 +214,7 @@ def _one(rows: list[Row]) -> str:
             name, f"{row.decode:.1f}", "–".join(f"{each:.1f}" for each in row.decode_range),
             f"{row.decode_cold:.1f}", f"{row.prefill:.0f}",
             f"{row.first_token_s * 1e3:.0f} ms", f"{row.first_token_cold_s * 1e3:.0f} ms",
+            "-" if row.follow_up_s is None else f"{row.follow_up_s * 1e3:.0f} ms",
             _percent(row.acceptance), "-" if row.tokens_per_step is None else f"{row.tokens_per_step:.2f}",
             _percent(row.hit_rate),
             _percent(row.hit_rate_distinct), _percent(row.bound),
@@ -251,7 +254,11 @@ def verdict(rows: list[Row]) -> list[str]:
                 other = max(group, key=lambda r: r.decode)
                 line += f"; {what} ({other.engine}) {other.decode:.1f}, {best.decode / other.decode:.2f} ×"
         first, fastest = min(r.first_token_s for r in ours), min(r.first_token_s for r in theirs)
-        lines.append(f"{line}; first token {first * 1e3:.0f} ms, theirs {fastest * 1e3:.0f} ms")
+        line += f"; first token {first * 1e3:.0f} ms, theirs {fastest * 1e3:.0f} ms"
+        later = [[r.follow_up_s for r in side if r.follow_up_s is not None] for side in (ours, theirs)]
+        if all(later):
+            line += f"; of a follow-up {min(later[0]) * 1e3:.0f} ms, theirs {min(later[1]) * 1e3:.0f} ms"
+        lines.append(line)
     others = [f"{r.engine} at {r.budget}, {r.context}" for r in rows if not r.same_text]
     lines.append(f"Texts other than the first engine's: {'; '.join(others) or 'none'}.")
     return lines

@@ -119,6 +119,11 @@ class Decoder:
         pointer = api.llama_get_logits(self.context)
         return np.ctypeslib.as_array(pointer, (n, self.n_vocab))
 
+    @property
+    def n_past(self) -> int:
+        """The number of tokens that the memory holds."""
+        return int(api.llama_memory_seq_pos_max(api.llama_get_memory(self.context), 0)) + 1
+
     def forget(self, position: int) -> None:
         """Remove what the memory holds from `position` on."""
         api.llama_memory_seq_rm(api.llama_get_memory(self.context), 0, position, -1)
@@ -178,6 +183,21 @@ def generate(target: Decoder, draft: Decoder | None, prompt: list[int], n_predic
         decode_s=time.perf_counter() - prefilled, tokens=tokens[len(prompt) :], steps=steps, drafted=drafted,
         accepted=accepted, figures={"draft_s": draft_s, "verify_s": verify_s},
     )  # fmt: skip
+
+
+def follow_ups(target: Decoder, draft: Decoder | None, job: Job, text: list[int]) -> list[float]:
+    """Return the seconds to the first token of follow-ups behind a text, of which all but the last token is
+    in the memory. The draft reads them too, since it goes on from there."""
+    text, found = list(text), []
+    for tokens in job.follow_ups(len(text)):
+        text += tokens
+        begun = time.perf_counter()
+        if draft is not None:
+            draft.decode(text[draft.n_past : -1], draft.n_past)
+        target.decode(text[target.n_past :], target.n_past, logits="last")
+        text.append(target.best(-1))
+        found.append(time.perf_counter() - begun)
+    return found
 
 
 def _wait(decoder: Decoder) -> None:

@@ -32,10 +32,11 @@ def run_stock(job: Job) -> Result:
     draft = stock.Decoder(job.draft, job, pool) if job.draft and job.draft_length else None
     load_s = time.perf_counter() - begun
     runs = [stock.generate(target, draft, prompt, job.n_predict, job.draft_length) for prompt in job.prompts]
+    follow_ups_s = stock.follow_ups(target, draft, job, [*job.prompts[-1], *runs[-1].tokens])
     for each in filter(None, (draft, target)):
         each.close()
     pool.close()
-    return Result(runs=[asdict(run) for run in runs], load_s=load_s)
+    return Result(runs=[asdict(run) for run in runs], load_s=load_s, follow_ups_s=follow_ups_s)
 
 
 def run_spac(job: Job) -> Result:

@@ -73,6 +73,7 @@ def test_side_by_side_on_the_simulated(twin: tuple[Path, Path], reference_lib: P
     for row in rows.values():
         assert row["same_text"], row
         assert min(row["decode"], row["decode_cold"], row["prefill"], row["first_token_s"], row["ram"]) > 0
+        assert row["follow_up_s"] > 0
     assert rows["llama.cpp --n-cpu-moe"]["n_cpu_moe"] == 3  # one of the 4 layers fits
     assert 0 < rows["spac moe-spac, draft"]["hit_rate"] < 1
     # Both draft with the same model for the same text.
@@ -264,7 +265,7 @@ def test_the_page_shows_warm_medians() -> None:
     runs = [run_of(counts, tokens=3), run_of(counts), run_of(counts)]
     result = Result(
         runs=[asdict(run) for run in runs], peak_ram=2_000_000_000, bound=0.4, host_memory="pinned mapping",
-        pinned_bytes=1_500_000_000,
+        pinned_bytes=1_500_000_000, follow_ups_s=[0.9, 0.05, 0.07],
     )  # fmt: skip
     demand = Demand.of(result.each)
     assert demand == Demand(distinct=20, resident=5)
@@ -277,9 +278,8 @@ def test_the_page_shows_warm_medians() -> None:
     assert (row.acceptance, row.wait_ms, row.same_text) == (0.5, pytest.approx(2), True)
     text = table([row])
     assert "### 17% of the experts, prompts of 64 tokens" in text
-    figures = (
-        "4.0 | 4.0–4.0 | 2.0 | 16 | 600 ms | 600 ms | 50% | 3.00 | 50% | - | 40% | 2.00 ms | - | 2.00 GB"
-    )
+    times = "4.0 | 4.0–4.0 | 2.0 | 16 | 600 ms | 600 ms | 70 ms"
+    figures = f"{times} | 50% | 3.00 | 50% | - | 40% | 2.00 ms | - | 2.00 GB"
     assert f"| spac lru, draft | {figures} | pinned mapping, 1.50 GB pinned | 2 | 200% | same" in text
     other = row_of(cell, result, None, ideal, [[0]])
     assert "differs" in table([other])
