@@ -15,8 +15,8 @@ from bench.gpu_suite import facts
 from bench.gpu_suite.triage import Triage
 
 THREADS = (14, 16, 12, 8)  # numbers tried on each side; the first one is used where a sweep fails
-# forms of the smoke test
 FORMS = ("ahead, looking ahead", "by copies", "in place", "own kernels", "all, masks", "streamed")
+"""Parts of the names of the smoke test's forms that are tried before anything is measured."""
 PROFILES: dict[str, dict[str, str]] = {
     "in place": {},
     "by own kernels": {"SPAC_EXCHANGE_KERNELS": "1"},

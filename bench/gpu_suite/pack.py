@@ -40,7 +40,7 @@ TOO_LARGE = ("numpy",)  # the machine has to have it
 # Backends of ggml that are not built and not included by csrc. They are most of its source.
 UNUSED = ("cann", "et", "hexagon", "hip", "metal", "musa", "opencl", "openvino", "sycl", "virtgpu", "vulkan",
           "webgpu", "zdnn", "zendnn")  # fmt: skip
-# Its examples for images and sound.
+# Pictures, sound and films in llama.cpp's tests.
 MEDIA = (".jpeg", ".jpg", ".png", ".mp3", ".mp4", ".wav")
 OBJECTS = "llama/ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir"
 PUBLISHED = "CMakeFiles/spac-reference-ggml-cuda.dir/llama.cpp/pristine/ggml/src/ggml-cuda"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,6 +320,18 @@ def test_partly_pinned_experts(
         assert pageable > 0
 
 
+def handed_over(
+    cases: dict[str, Case], runs: tuple[Run, ...], reference: Result, folders: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """Compare some models in these runs with the reference. Return each model's statistics by run."""
+    names = ("qwen3moe Q4_0", "qwen3moe Q4_K M", "deepseek2 merged", "gpt-oss odd")
+    chosen = [replace(cases[name], runs=runs) for name in names]
+    job = Job(tuple(chosen), simulated_device={"delay_us": 20})
+    result = run_worker("spac", job, folders.mktemp("hand-overs"))
+    assert [str(d) for case in chosen for d in compare(case, result, reference)] == []
+    return [{run.name: result.meta[f"{name}|{run.name}"]["stats"] for run in runs} for name in names]
+
+
 def test_hand_overs_in_place(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -333,16 +346,9 @@ def test_hand_overs_in_place(
         Run("in place, prompts streamed", 0.5, seed=31, in_place=True, stream_tokens=17),
         Run("by copies", 0.25, seed=33),
     )
-    names = ("qwen3moe Q4_0", "qwen3moe Q4_K M", "deepseek2 merged", "gpt-oss odd")
-    chosen = [replace(cases[name], runs=runs) for name in names]
-    job = Job(tuple(chosen), simulated_device={"delay_us": 20})
-    result = run_worker("spac", job, tmp_path_factory.mktemp("in-place"))
-    for case in chosen:
-        assert [str(d) for d in compare(case, result, reference)] == []
+    for stats in handed_over(cases, runs, reference, tmp_path_factory):
         # Graphs are prepared anew where the way of the hand-off changes, so both ways were taken.
-        stats = result.meta[f"{case.name}|by copies"]["stats"]
-        assert isinstance(stats, dict)
-        assert stats["graphs_prepared"] > 0
+        assert stats["by copies"]["graphs_prepared"] > 0
 
 
 def test_hand_overs_by_own_kernels(
@@ -363,13 +369,7 @@ def test_hand_overs_by_own_kernels(
         replace(own, name="own, misses loaded", share=0.5, miss="load"),
         replace(own, name="own, but not in place", in_place=False),
     )
-    names = ("qwen3moe Q4_0", "qwen3moe Q4_K M", "deepseek2 merged", "gpt-oss odd")
-    chosen = [replace(cases[name], runs=runs) for name in names]
-    job = Job(tuple(chosen), simulated_device={"delay_us": 20})
-    result = run_worker("spac", job, tmp_path_factory.mktemp("own-kernels"))
-    for case in chosen:
-        assert [str(d) for d in compare(case, result, reference)] == []
-        stats = {run.name: result.meta[f"{case.name}|{run.name}"]["stats"] for run in runs}
+    for stats in handed_over(cases, runs, reference, tmp_path_factory):
         used = {name for name, values in stats.items() if values["blocks_exchanged"] > 0}
         assert used == {run.name for run in runs if run.in_place and run.exchanged and run.share < 1.0}
 

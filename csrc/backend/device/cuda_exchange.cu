@@ -56,7 +56,7 @@ namespace {
 
 constexpr unsigned n_threads   = 256;
 constexpr unsigned most_blocks = 32; // of a kernel that sends, or along a row
-constexpr unsigned wide        = 4;  // words that a thread copies at once
+constexpr unsigned per_thread  = 4;  // words that a thread copies at once
 
 void check(cudaError_t status) {
     if (status != cudaSuccess) {
@@ -66,7 +66,7 @@ void check(cudaError_t status) {
 
 // Returns the blocks that give each thread one wide copy, up to a limit.
 unsigned blocks_for(size_t words) {
-    const size_t per_block = size_t{wide} * n_threads;
+    const size_t per_block = size_t{per_thread} * n_threads;
     return static_cast<unsigned>(std::clamp<size_t>((words + per_block - 1) / per_block, 1, most_blocks));
 }
 

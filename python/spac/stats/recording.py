@@ -184,9 +184,10 @@ class Recorder:
 
         `length` is the draft length asked for, and `n_sequences` the number of generations in the step.
         """
+        scheduled = 0
         if self._events is not None:
             self._events.wait()
-        scheduled = self._events.prediction_stats.scheduler_ns if self._events is not None else 0
+            scheduled = self._events.prediction_stats.scheduler_ns
         scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
         n_token = len(step.tokens)
         values = [1, time_ns, step.draft_ns, step.verify_ns, step.sample_ns, scheduler_ns]
