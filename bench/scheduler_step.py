@@ -1,4 +1,4 @@
-"""Measure the policy's time per step: `python bench/scheduler_step.py [--layers 48] [--experts 128]`.
+"""Measure the policy's time per step: `python -m bench.scheduler_step [--layers 48] [--experts 128]`.
 
 The demand is random and drifts from step to step, with top-8 routing of 9 tokens, 17 % of the experts
 resident and guessed costs. The program prints µs over the steps (the quietest tenth, the median and the 90th
@@ -7,13 +7,9 @@ percentile) of
 - everything that Python does from the end of a verification to the next draft, without what a session and the
   mechanism add: the whole step, and its parts. Every fourth step learns what things cost, and looks for
   layers to make whole. In a run of steps of 25 ms, every other step looks at residency for the governor;
-- the estimator of utilities alone, the balancer alone, and every scheduler's whole `on("verify_end")`.
+- every scheduler's whole `on("verify_end")`.
 
 `--cold` puts other data into the caches before every step, as after a verification.
-
-`--twins` prints what the C++ twins of Python's algorithms save. A row has the time of the part of a step that
-calls the twin: with the twin, and with numpy in its place, in turns. Each time is the median over runs of 16
-steps of a run's mean, so that steps without a call count.
 """
 
 from __future__ import annotations
@@ -34,15 +30,11 @@ from spac.costs.estimator import CostEstimator
 from spac.engine.session_events import Events
 from spac.governor import RooflineGovernor
 from spac.scheduler import Event, Layer, View
-from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, best_first, solve
-from spac.scheduler.cost import UnitCosts
 from spac.scheduler.driver import Driver
-from spac.scheduler.utility import UtilityEstimator
 
 SHARE, N_TOKEN, N_USED = 0.17, 9, 8
 EXPERT_BYTES = 2_650_000
 WARM_UP = 80  # steps: at first every step is learned from
-STEP_US = 25_000  # µs of a step of a fast card
 OTHER_BYTES = 48 << 20  # bytes that fill the caches before a cold step
 LAYER_COST = np.dtype(
     [("host_ns", "i8"), ("wait_ns", "i8"), ("host_activations", "i4"), ("host_distinct", "i4"),
@@ -173,39 +165,6 @@ def time_policy(start: View, steps: list[View], cold: bool) -> None:
           f"{np.percentile(every, 10, axis=0).mean():.0f} µs")  # fmt: skip
 
 
-TWINS = {"logistic": "logistic", "moe_spac": "moe-spac"}
-"""The scheduler whose step calls each twin."""
-
-
-def time_twins(start: View, steps: list[View], cold: bool) -> None:
-    rng, others = np.random.default_rng(1), np.zeros(OTHER_BYTES // 8)
-    policies = [Policy(start, name) for name in TWINS.values() for _ in range(2)]
-    for policy in policies[1::2]:
-        vars(policy.driver.scheduler)["_fast"] = None
-    times: list[list[float]] = [[] for _ in policies]
-    for view in [*steps[:WARM_UP], *steps]:
-        step = session_step(view, rng)
-        for policy, mine in zip(policies, times, strict=True):
-            policy.experts.now = view
-            others += cold
-            begun = 0
-            for part in policy.step(step):
-                now = perf_counter_ns()
-                if part == "scheduler":
-                    mine.append((now - begun) / 1000)
-                begun = now
-    for name, with_twin, without in zip(TWINS, map(usual, times[::2]), map(usual, times[1::2]), strict=True):
-        saved = without - with_twin
-        print(f"{name:20} C++ {with_twin:5.0f} µs   numpy {without:5.0f} µs   saves {saved:5.0f} µs, "
-              f"{saved / STEP_US:5.2%} of a step of {STEP_US / 1000:g} ms")  # fmt: skip
-
-
-def usual(times: list[float]) -> float:
-    """Return the median over runs of 16 steps of a run's mean."""
-    each = np.array(times[WARM_UP:])
-    return float(np.median(each[: len(each) // 16 * 16].reshape(-1, 16).mean(axis=1)))
-
-
 def show(name: str, times: list[float]) -> None:
     least, median, most = np.percentile(times, [10, 50, 90])
     print(f"{name:14} 10 % {least:7.0f} µs   median {median:7.0f} µs   90 % {most:7.0f} µs")
@@ -221,20 +180,6 @@ def timed(name: str, calls: Iterable[Callable[[], object]]) -> None:
 
 
 def time_schedulers(start: View, steps: list[View]) -> None:
-    estimator = UtilityEstimator(start.exists)
-    timed("estimator", (partial(estimator.observe, view.demand, view.n_verified) for view in steps))
-
-    averages = Averages(start.n_layer, 4)
-    times = Times.of((UnitCosts.guessed(EXPERT_BYTES),) * start.n_layer)
-    pools = Pools(np.zeros(start.n_layer, np.int32), start.pool_slots)
-
-    def balance(view: View) -> None:
-        levels = Levels(estimator.utility, 4)
-        averages.observe(levels, view.demand)
-        slots = Slots.of(levels, view.slot_of >= 0, pools)
-        solve(best_first(averages, slots, times, view.n_drafted))
-
-    timed("balancer", (partial(balance, view) for view in steps))
     for name in scheduler.names():
         subject = scheduler.make(name)
         subject.on(Event.START, start)
@@ -251,13 +196,9 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--steps", type=int, default=320)
     parser.add_argument("--cold", action="store_true", help="with other data in the caches before every step")
-    parser.add_argument("--twins", action="store_true", help="what the C++ twins of Python's algorithms save")
     given = parser.parse_args()
     start, *steps = views(given.layers, given.experts, given.steps)
     print(f"{given.layers} layers of {given.experts} experts, {given.steps} steps")
-    if given.twins:
-        time_twins(start, steps, given.cold)
-        return
     time_policy(start, steps, given.cold)
     print()
     time_schedulers(start, steps)

@@ -155,15 +155,10 @@ def make_resident(pair: ModelPair, slots: str) -> None:
     if pair.experts is None:
         return
     pair.experts.attach_slots(Slots.parse(slots).of(sum(layer.n_expert for layer in pair.experts.layers)))
-    want(pair.experts, 0)
-    pair.experts.settle(60.0)
-
-
-def want(experts: _core.Experts, threshold: int) -> None:
-    """Submit a plan in which a third of each layer's experts has priority 2, and the others 1 and 0."""
-    counts = [layer.n_expert for layer in experts.layers]
+    counts = [layer.n_expert for layer in pair.experts.layers]
     priority = np.tile(np.arange(max(counts)) % 3, (len(counts), 1)).astype(np.int32)
-    experts.submit(priority, np.full(len(counts), threshold, np.int32))
+    pair.experts.submit(priority, np.zeros(len(counts), np.int32))
+    pair.experts.settle(60.0)
 
 
 def likelihoods(job: Job) -> list[float]:

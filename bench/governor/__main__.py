@@ -2,7 +2,6 @@
 
     python -m bench.governor record FOLDER --prompts FOLDER [--sets NAME ...] [--number N] [--temp T]
     python -m bench.governor compare FOLDER [--json FILE]
-    python -m bench.governor draw FOLDER PICTURE.svg
 
 `record` runs every prompt of a set (a file of JSON objects with "turns", one a line) under the governor and
 at every fixed draft length, in turn, in one process and one engine. It keeps the time and the accepted tokens
@@ -12,36 +11,20 @@ the same at every length, except for near-ties.
 
 `compare` prints, per set, the throughput against the best of the fixed lengths. The live figure is the median
 over the prompts with its 95 % bootstrap interval. The exact figure comes from a replay: a governor decides
-anew on the recorded steps, without the noise between two runs. `draw` shows the rooflines that the governor
-ended with.
+anew on the recorded steps, without the noise between two runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 from bench.governor import live, replay
+from bench.provenance import about
 from spac.errors import SpacError
 
 DEMO = Path(__file__).resolve().parents[2] / "python" / "spac" / "demo"
-
-
-def about(arguments: list[str]) -> dict[str, object]:
-    """Return the command (folders by their names), the machine and the commit."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, check=False).returncode
-    return {
-        "command": " ".join(["python -m bench.governor", *(Path(word).name or word for word in arguments)]),
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "commit": git.stdout.strip() + (" and changes" if changed else ""),
-    }
 
 
 def compare(given: argparse.Namespace) -> None:
@@ -70,14 +53,7 @@ def compare(given: argparse.Namespace) -> None:
             f"{'met' if high >= 0.97 else 'NOT met'}, of all {decided['ratio_of_sums']:.3f}"
         )
     if given.json:
-        given.json.write_text(json.dumps({**about(sys.argv[1:]), "sets": rows}, indent=1) + "\n")
-
-
-def draw(given: argparse.Namespace) -> None:
-    """Draw the rooflines of all sets."""
-    from bench.governor import picture  # late: matplotlib is in the extra "bench"
-
-    picture.draw(live.load(given.folder), given.picture)
+        given.json.write_text(json.dumps({**about("bench.governor"), "sets": rows}, indent=1) + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,15 +72,11 @@ def parser() -> argparse.ArgumentParser:
     recording.add_argument("--tokens", type=int, default=192, help="tokens for each prompt")
     recording.add_argument("--rounds", type=int, default=2, help="runs of every prompt at every length")
     recording.add_argument("--temp", type=float, default=0.8)
-    recording.set_defaults(run=lambda given: live.record(given, about(sys.argv[1:])))
+    recording.set_defaults(run=lambda given: live.record(given, about("bench.governor")))
     comparing = commands.add_parser("compare")
     comparing.add_argument("folder", type=Path)
     comparing.add_argument("--json", type=Path, help="write the figures here too")
     comparing.set_defaults(run=compare)
-    drawing = commands.add_parser("draw")
-    drawing.add_argument("folder", type=Path)
-    drawing.add_argument("picture", type=Path)
-    drawing.set_defaults(run=draw)
     return result
 
 

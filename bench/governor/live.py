@@ -70,8 +70,7 @@ def run_set(given: argparse.Namespace, prompts: list[str]) -> dict[str, Any]:
                 engine.fix_draft_length(lengths[which])
                 runs.append({"prompt": i, **_run(engine, prompt, given.tokens, sampling)})
         engine.fix_draft_length(None)
-        curve = _curve(engine)
-    return {"tokens": given.tokens, "temp": given.temp, "runs": runs, "curve": curve}
+    return {"tokens": given.tokens, "temp": given.temp, "runs": runs}
 
 
 def _warm_up(engine: Engine, prompt: str) -> None:
@@ -97,24 +96,6 @@ def _run(engine: Engine, prompt: str, n_tokens: int, sampling: SamplingConfig) -
     stats = generation.stats
     length: int | str = GOVERNOR if stats.governor == RooflineGovernor.name else steps[0][0]
     return {"length": length, "n": stats.generated_tokens, "seconds": stats.decode_s, "steps": steps}
-
-
-def _curve(engine: Engine) -> dict[str, Any]:
-    """Return the governor's model at the end, in real seconds, for the picture."""
-    governor = engine.governor
-    assert isinstance(governor, RooflineGovernor)
-    assert governor.curve is not None
-    curve, speed = governor.curve, governor.speed
-    return {
-        "tokens": curve.tokens.tolist(),
-        "cycle": (curve.cycle * speed).tolist(),
-        "compute": (curve.compute * speed).tolist(),
-        "missed": curve.missed.tolist(),
-        "price": governor.price * speed,
-        "in_force": governor.in_force,
-        "decision_us": governor.decision_s * 1e6,
-        "expert_bytes": engine.setting(SamplingConfig()).expert_bytes,
-    }
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:

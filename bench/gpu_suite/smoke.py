@@ -6,11 +6,10 @@
 Every form of the split runs in a process of its own, so that a crash loses only that form. The forms are: no
 experts resident, some, all; with the ids masks read by the device's kernels and without; with work queued
 ahead of the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the
-device, some or all, and with those of its end kept there; with misses loaded within their layer; with slots
-that change their number between batches. The unpatched library runs on the device too: with all experts
-resident, spac's logits must be its logits. A form that crashes on a GPU runs once more under cuda-gdb or
-compute-sanitizer. LOGS gets each form's whole output. Exit code 1: a form crashed, was not tried, or differs
-by more than `BOUND`.
+device; with misses loaded within their layer; with slots that change their number between batches. The
+unpatched library runs on the device too: with all experts resident, spac's logits must be its logits. A form
+that crashes on a GPU runs once more under cuda-gdb or compute-sanitizer. LOGS gets each form's whole output.
+Exit code 1: a form crashed, was not tried, or differs by more than `BOUND`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ BATCHES = (96, 9, 9, 4, 2, 1, 1, 1, 1)  # tokens evaluated at a time: a prompt, 
 BOUND = 5e-3
 """The allowed normalized mean square error of the logits: ten times what upstream's tests allow one matrix
 product."""
-TAIL = 32  # last tokens of a prompt whose experts may stay
 LONGEST_S = 40.0  # seconds of one form, because a device may wait for ever
 SANITIZER_S = 60.0  # seconds of one form under compute-sanitizer
 
@@ -53,8 +51,6 @@ class Form:
     ahead: bool = False  # what follows the CPU's part of a layer is queued before that part is done
     lookahead: int = 0  # distance in layers from which experts are loaded while a step runs
     stream_batch: int = 0
-    divides: bool = False  # CPU and link share a prompt's missing experts
-    tail: bool = False  # what the end of a prompt uses stays on the device
     miss: str = "cpu"  # where misses are computed
     resized: str = ""  # the slots after every second batch, in turns with `slots`
     uses: str = ""  # the statistic that counts what the form is about
@@ -77,12 +73,7 @@ FORMS = (
     Form("split, 25 %, masks, ahead", "25%", masks=True, ahead=True),
     Form("split, 25 %, masks, prompt streamed", "25%", masks=True, ahead=True, stream_batch=32,
          uses="blocks_streamed"),
-    Form("split, 25 %, masks, prompt divided", "25%", masks=True, stream_batch=32, divides=True,
-         uses="blocks_divided"),
-    Form("split, 25 %, masks, prompt's end stays", "25%", masks=True, ahead=True, stream_batch=32, tail=True,
-         uses="tail_experts"),
     Form("split, 25 %, masks, misses loaded", "25%", masks=True, miss="load", uses="misses_loaded"),
-    Form("split, 60 %, masks, misses divided", "60%", masks=True, miss="divide", uses="misses_loaded"),
     Form("split, slots change, masks, ahead", "25%", masks=True, ahead=True, lookahead=1, resized="60%"),
     Form("split, all, masks", "100%", masks=True),
     Form("split, 25 %, masks", "25%", masks=True),
@@ -116,11 +107,10 @@ def tokens_of() -> list[int]:
 def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
     """Return float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
-    from bench.compare.ours import logits, make_resident, want
+    from bench.compare.ours import logits, make_resident
     from spac.config import EngineConfig
     from spac.model.c_api import echo_log
     from spac.model.pair import ModelPair
-    from tools.compare.worker import BOTH_ARE_SLOW
 
     echo_log(_echo)
     config = EngineConfig(
@@ -133,18 +123,12 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         if pair.experts is not None:
             pair.experts.set_lookahead(form.lookahead)
             pair.experts.set_stream_tokens(form.stream_batch)  # a new pair streams nothing
-            pair.experts.set_stream_divides(form.divides)
-            pair.experts.set_tail_stays(form.tail)
-            pair.experts.set_miss(form.miss, False)
-            if form.miss == "divide":  # it takes slots of experts that the plan does not want
-                want(pair.experts, 2)
-            pair.experts.set_miss_costs([BOTH_ARE_SLOW] * len(pair.experts.pool_slots))
+            if form.miss != "cpu":
+                pair.experts.set_miss(form.miss, False)
         tokens, found, at = tokens_of(), [], 0
         for i, n in enumerate(BATCHES):
             if form.resized and i % 2:
                 make_resident(pair, form.resized if i % 4 == 1 else form.slots)
-            if pair.experts is not None:
-                pair.experts.set_tail_tokens(TAIL if form.tail and n > TAIL else 0)
             found.append(logits(pair, tokens[at : at + n], at))
             at += n
         if form.uses and pair.experts is not None and not pair.experts.stats[form.uses]:

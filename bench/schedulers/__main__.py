@@ -40,8 +40,6 @@ from bench.schedulers.replays import (
     replayed,
 )
 from bench.step_time.machine import MACHINES, Model
-from bench.step_time.misses import simulation_of
-from bench.step_time.simulation import Simulation
 from spac import scheduler
 from spac.config import Slots
 from spac.errors import InputError
@@ -149,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE.npz")
-    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...][ MISS]")
+    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
     parser.add_argument("--slots", nargs="+", default=["10%", "17%", "25%", "50%"])
     parser.add_argument("--windows", nargs="+", type=int, default=[1, 2, 4, 8], help="tokens of a step")
     parser.add_argument("--copies", nargs="*", default=["all", "32", "8", "2"], help="per token, or `all`")
@@ -187,10 +185,7 @@ def run(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raise InputError for options that cannot be used, before anything runs."""
     for name in args.schedulers:
-        plain, simulation = simulation_of(name)
-        subject = scheduler.make(plain)
-        if simulation is not Simulation and args.copies:
-            raise InputError(f"'{name}' needs a machine: give --copies without numbers")
+        subject = scheduler.make(name)
         if subject.wants_draft_routes or subject.wants_target_routes:
             raise InputError(f"scheduler '{subject.name}' follows a draft, and traces have none")
     if args.tokens is not None and args.tokens < 1:

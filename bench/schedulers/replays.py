@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from bench.step_time.clock import Known
 from bench.step_time.lookahead import Lookahead, LookaheadSimulation
 from bench.step_time.machine import MACHINES, Model
-from bench.step_time.misses import simulation_of
 from bench.step_time.predicted_routes import Predicted, predict
 from bench.step_time.simulation import Simulation
 from spac import _core, scheduler
@@ -92,7 +91,7 @@ class Foretold:
         """Return the predictions `distance` layers ahead."""
         if distance not in self._made:
             recall = max(0.05, self._recall - self._loss * (distance - 1))
-            self._made[distance] = predict(self._demand, recall, 0.0)
+            self._made[distance] = predict(self._demand, recall)
         return self._made[distance]
 
 
@@ -101,15 +100,13 @@ def predicted(
 ) -> Figures:
     """Return the figures of a run on a modelled machine, whose link copies all the time.
 
-    name: a scheduler, and a way of computing misses (`simulation_of`), which looks no layers ahead.
     foretold: None for no loads inside a step. Otherwise a scheduler looks as many layers ahead as it says.
     """
-    plain, simulation = simulation_of(name)
-    n_slots, subject = sum(pool_slots_of(demand, slots)), scheduler.make(plain)
+    n_slots, subject = sum(pool_slots_of(demand, slots)), scheduler.make(name)
     ahead = DEFAULT_LOOKAHEAD if subject.lookahead is None else subject.lookahead
     setting = (MACHINES[machine], model, demand, n_slots)
-    if foretold is None or ahead == 0 or simulation is not Simulation:
-        spent = simulation(*setting).run(subject, 0)
+    if foretold is None or ahead == 0:
+        spent = Simulation(*setting).run(subject, 0)
     else:
         spent = LookaheadSimulation(*setting, foretold.at(ahead), Lookahead(ahead)).run(subject, 0)
     step_s = spent.seconds / spent.steps

@@ -2,14 +2,12 @@
 
     python -m bench.step_time DIR … [--machines NAME …] [--slots 17% …] [--schedulers NAME …] [--out FILE]
 
-DIR are folders of `python -m bench.locality record`, of several draft lengths and agreements, or of
-`python -m bench.replay_demand record` (with `--target-routes` also under `sp-moe`). Every recording is run
-under every scheduler on every machine (`simulation`, `machine`), with the sizes of Qwen3-30B-A3B and its
-draft, Q4_K_M. The second half of the steps counts. Two references stand beside: `layers`, llama.cpp's
---n-cpu-moe with whole layers in the same memory, and `foreseen`, which knows the future. Without a draft (γ =
-0) the memory of its weights holds further experts, for all alike. "lru load" is a plain expert cache, whose
-misses come over the link within their layer. "lru auto" and "logistic auto" divide misses between CPU and
-link (`misses`). Otherwise nothing is loaded inside a step: see bench.step_time.lookahead_table.
+DIR are folders of `python -m bench.replay_demand record`, of several draft lengths (with `--target-routes`
+also under `sp-moe`). Every recording is run under every scheduler on every machine (`simulation`, `machine`),
+with the sizes of Qwen3-30B-A3B and its draft, Q4_K_M. The second half of the steps counts. `layers` is the
+reference: llama.cpp's --n-cpu-moe with whole layers in the same memory. Without a draft (γ = 0) the memory of
+its weights holds further experts, for all alike. Nothing is loaded inside a step (`bench.schedulers --recall`
+does that).
 """
 
 from __future__ import annotations
@@ -27,17 +25,14 @@ from bench.provenance import commit
 from bench.schedulers.replays import PRINTED, RIVALS
 from bench.step_time.clock import Known, Learned
 from bench.step_time.machine import MACHINES, PAIRS
-from bench.step_time.misses import LOADED, simulation_of
 from bench.step_time.page import page
-from bench.step_time.rivals import Foreseen
 from bench.step_time.simulation import Simulation, Spent
 from spac import scheduler
 from spac.config import Slots
 from spac.scheduler.replay import Demand
 
 SCHEDULERS = (
-    *RIVALS, *(f"{name} load" for name in LOADED), "lru", "lru auto", PRINTED, "moe-spac",
-    "moe-spac:whole=off", "logistic", "logistic auto", "logistic:whole=off", "foreseen",
+    *RIVALS, "lru", PRINTED, "moe-spac", "moe-spac:whole=off", "logistic", "logistic:whole=off",
 )  # fmt: skip
 NOISE, STALLS, STALL_S = 0.1, 0.03, 5e-4
 
@@ -66,10 +61,8 @@ def judge(
         costs: Known | Learned | None = None
         if learned:
             costs = Learned(subject.layers, 16, noise=NOISE, stalls=STALLS, stall_s=STALL_S)
-        plain, simulation = simulation_of(name)
-        chosen = Foreseen(demand.counts) if plain == "foreseen" else scheduler.make(plain)
-        subject = simulation(MACHINES[machine], model, demand, n_slots)
-        found[name] = _figures(subject.run(chosen, half, costs))
+        subject = Simulation(MACHINES[machine], model, demand, n_slots)
+        found[name] = _figures(subject.run(scheduler.make(name), half, costs))
     return found
 
 
@@ -98,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     parser.add_argument("--machines", nargs="+", default=list(MACHINES), choices=list(MACHINES))
     parser.add_argument("--slots", nargs="+", default=["10%", "17%", "25%", "50%"])
-    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...][ MISS]")
+    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
     parser.add_argument("--draft", default="qwen3-4b", choices=list(PAIRS), help="whose speed and size")
     parser.add_argument("--steps", type=int, default=480, help="of each recording, at most")
     parser.add_argument(
@@ -113,7 +106,9 @@ def main(argv: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> None:
     paths = [path for folder in args.folders for path in sorted(folder.glob("*.npz"))]
     if not paths:
-        raise ValueError(f"{args.folders[0]} has no recordings: run `python -m bench.locality record` first")
+        raise ValueError(
+            f"{args.folders[0]} has no recordings: run `python -m bench.replay_demand record` first"
+        )
     names = list(args.schedulers)
     jobs = [(path, m, slots) for m in args.machines for slots in args.slots for path in paths]
     with ProcessPoolExecutor(args.jobs) as pool:

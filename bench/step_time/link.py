@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from spac import _core
-from spac.machine.arrays import BoolArray, Int32Array
+from spac.machine.arrays import Int32Array
 from spac.scheduler import Plan
 
 Expert = tuple[int, int]  # layer, index
@@ -30,7 +30,6 @@ class Link:
         self._queue: list[tuple[Expert, Expert | None]] = []
         self._copying: Expert | None = None
         self._left = 0.0  # bytes of the copy under way
-        self._priority: Int32Array = np.zeros_like(self.slot_of)  # of the plan
 
     @property
     def pending(self) -> float:
@@ -39,7 +38,6 @@ class Link:
 
     def follow(self, plan: Plan) -> None:
         """Follow this plan from now on. The copy under way is finished."""
-        self._priority = plan.priority
         held = self._copying
         if held is not None:  # counts as resident, or the plan would ask for it again
             self._table.acquire(*held)
@@ -62,42 +60,6 @@ class Link:
                 self.slot_of[self._copying] = self._table.acquire(*self._copying)
                 self._copying, self._left = None, 0.0
                 self.uploads += 1
-
-    def load(self, layer: int, experts: Sequence[int], used: BoolArray) -> None:
-        """Copy missing experts of a layer that runs, at once, in place of its least wanted ones.
-
-        used: bool [N], the experts that the layer uses, which stay. What was to be copied for the plan is
-        dropped; a plan by recency asks for it again.
-        """
-        self._queue, self._copying, self._left = [], None, 0.0
-        pool, slots = self._pools[layer], self.slot_of[layer]
-        for expert in experts:
-            if not self._table.n_free(pool):
-                others = np.flatnonzero((slots >= 0) & ~used)
-                if not len(others):
-                    return
-                victim = (layer, int(others[np.argmin(self._priority[layer, others])]))
-                self._evict(victim)
-                self.slot_of[victim] = -1
-            slots[expert] = self._table.acquire(layer, expert)
-            self.uploads += 1
-
-    def take(self, layer: int, experts: Sequence[int]) -> None:
-        """Keep those of a layer's experts that were copied for its execution and that the plan waits for."""
-        queued = dict(self._queue)
-        for load in ((layer, expert) for expert in experts):
-            if load == self._copying:
-                self._copying, self._left = None, 0.0
-            elif load in queued:
-                victim = queued[load]
-                self._queue.remove((load, victim))
-                if victim is not None:
-                    self._evict(victim)
-                    self.slot_of[victim] = -1
-            else:
-                continue
-            self.slot_of[load] = self._table.acquire(*load)
-            self.uploads += 1
 
     def _begin(self) -> None:
         load, victim = self._queue.pop()

@@ -46,9 +46,6 @@ class Lookahead:
     dense_s: float = 6e-6
     """Seconds that the device needs more in every layer: the other router's product, and the new mask's
     copy."""
-    at_ids: bool = False
-    """True if a mask is fixed only when the layer's own ids arrive. spac has no such mechanism; this shows
-    what it would bring."""
 
 
 @dataclass
@@ -108,8 +105,6 @@ class LookaheadSimulation(Simulation):
         for il, row in enumerate(counts):
             self._pass(dense, link, spent, step)
             spent.dense += dense
-            if self._how.at_ids:
-                mask = self._fixed_mask(il, link, step)
             half = machine.hand_off_s / 2
             if self._predicted is not None and il + self._how.distance < len(counts):
                 step.due.append((step.now + half + self._how.lag_s, il + self._how.distance))
@@ -136,7 +131,7 @@ class LookaheadSimulation(Simulation):
         if layer in step.begun:
             took = step.now - step.begun[layer]
             self._window += _FORGET * (took - self._window)
-        if self._how.rule != "all" and not self._how.at_ids:
+        if self._how.rule != "all":
             link.relax(layer)
         return np.asarray(link.slot_of[layer] >= 0)
 

@@ -1,10 +1,8 @@
 """Make predictions of routes as good as those of a router that gets an earlier layer's input.
 
-Every expert of a layer gets a score for every token: noise, plus `edge` if the token is routed to it, plus
-`near` if one of the last tokens before the step was. The best k experts, as many as the token uses, are the
-prediction. `edge` is chosen so that the recall, the share of the token's experts among them, has the wanted
-value. With k predicted of k, precision is the same. `near` sets how often a wrong prediction is an expert of
-a neighbour: such an expert is often resident already, and costs nothing.
+Every expert of a layer gets a score for every token: noise, plus `edge` if the token is routed to it. The
+best k experts, as many as the token uses, are the prediction. `edge` is chosen so that the recall, the share
+of the token's experts among them, has the wanted value. With k predicted of k, precision is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import numpy as np
 from spac.machine.arrays import BoolArray, Float32Array, Int32Array
 from spac.scheduler.replay import Demand
 
-_BEFORE = 4  # tokens before a step that count as neighbours; the step's own are predicted
 _NO_ERROR = 40.0  # an edge that noise never makes up for
 _BINS = 64
 
@@ -36,15 +33,14 @@ class Predicted:
         return right / max(1, (counts > 0).sum()), right / max(1, self.chosen.sum())
 
 
-def predict(demand: Demand, recall: float, near: float, seed: int = 1) -> Predicted:
-    """Return predictions of a recording with routes. recall: 0 to 1, of a token's experts; near: see
-    above."""
+def predict(demand: Demand, recall: float, seed: int = 1) -> Predicted:
+    """Return predictions of a recording with routes. recall: 0 to 1, of a token's experts."""
     if demand.routes is None:
         raise ValueError("a recording without routes cannot be predicted: record it anew")
-    taken, before = _taken(demand.routes, demand.counts.shape[2])
+    taken = _taken(demand.routes, demand.counts.shape[2])
     rng = np.random.default_rng(seed)
     k = demand.routes.shape[3]
-    noise = rng.standard_normal(taken.shape, np.float32) + np.float32(near) * before
+    noise = rng.standard_normal(taken.shape, np.float32)
     edge = _edge_for(noise[:: max(1, len(noise) // 200)], taken[:: max(1, len(noise) // 200)], k, recall)
     score = noise + np.float32(edge) * taken
     chosen = _best(score, k)
@@ -59,18 +55,13 @@ def predict(demand: Demand, recall: float, near: float, seed: int = 1) -> Predic
     return Predicted(chosen.any(1), some if n_token == 1 else _calibrated(some, demand.counts > 0))
 
 
-def _taken(routes: Int32Array, n_expert: int) -> tuple[BoolArray, BoolArray]:
-    """Return two bool [tokens, L, N], in the order of the text: the token is routed to the expert; a token
-    just before the step was."""
+def _taken(routes: Int32Array, n_expert: int) -> BoolArray:
+    """Return bool [tokens, L, N], in the order of the text: the token is routed to the expert."""
     n_step, n_layer, n_token, _ = routes.shape
     flat = routes.transpose(0, 2, 1, 3).reshape(n_step * n_token, n_layer, -1)
     taken = np.zeros((*flat.shape[:2], n_expert + 1), np.bool_)
     np.put_along_axis(taken, np.where(flat < 0, n_expert, flat), True, axis=2)
-    taken = taken[..., :n_expert]
-    before = np.zeros_like(taken)
-    for first in range(n_token, len(taken), n_token):
-        before[first : first + n_token] = taken[max(0, first - _BEFORE) : first].any(0)
-    return taken, before
+    return taken[..., :n_expert]
 
 
 def _best(score: Float32Array, k: int) -> BoolArray:

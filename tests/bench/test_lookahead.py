@@ -5,15 +5,12 @@ Predictions are as good as requested, urgent copies overtake others, and all tim
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.step_time.lookahead import Lookahead, LookaheadSimulation
-from bench.step_time.lookahead_table import main
 from bench.step_time.machine import MACHINES, Model
 from bench.step_time.predicted_routes import predict
 from bench.step_time.simulation import Simulation
@@ -41,10 +38,9 @@ def local(n_step: int, n_token: int) -> Demand:
 SINGLE, SEVERAL = local(200, 1), local(60, 5)
 
 
-@pytest.mark.parametrize("near", [0.0, 1.0])
 @pytest.mark.parametrize("recall", [0.5, 0.75, 0.9])
-def test_predictions_are_as_good_as_asked_for(recall, near):
-    predicted = predict(SINGLE, recall, near)
+def test_predictions_are_as_good_as_asked_for(recall):
+    predicted = predict(SINGLE, recall)
     assert predicted.agreement(SINGLE.counts) == pytest.approx((recall, recall), abs=0.02)
     sure = predicted.probability[predicted.chosen]
     assert float(sure.mean()) == pytest.approx(recall, abs=0.05)
@@ -59,27 +55,16 @@ def test_predictions_are_as_good_as_asked_for(recall, near):
 @pytest.mark.parametrize("demand", [SINGLE, SEVERAL], ids=["single", "several"])
 def test_predictions_by_chance_bring_nothing(demand, rule):
     """Predictions by chance contain nothing of the true demand. They are the control of all gains."""
-    guessed = predict(demand, N_USED / N_EXPERT, 0.0)
+    guessed = predict(demand, N_USED / N_EXPERT)
     how = Lookahead(2, rule, dense_s=0.0)
     plain = LookaheadSimulation(DESKTOP, MODEL, demand, 60, None, how).run(scheduler.make("logistic"), 0)
     found = LookaheadSimulation(DESKTOP, MODEL, demand, 60, guessed, how).run(scheduler.make("logistic"), 0)
     assert found.rate < 1.01 * plain.rate
 
 
-def test_errors_near_by_are_experts_of_neighbours():
-    before = np.zeros_like(SINGLE.counts, np.bool_)
-    before[1:] = SINGLE.counts[:-1] > 0
-    shares = []
-    for near in (0.0, 2.0):
-        chosen = predict(SINGLE, 0.6, near).chosen
-        wrong = chosen & (SINGLE.counts == 0)
-        shares.append((wrong & before).sum() / wrong.sum())
-    assert shares[1] > 1.5 * shares[0]
-
-
 def test_without_an_error_the_predictions_are_the_routes():
     for demand in (SINGLE, SEVERAL):
-        predicted, used = predict(demand, 1.0, 0.0), demand.counts > 0
+        predicted, used = predict(demand, 1.0), demand.counts > 0
         assert np.array_equal(predicted.chosen, used)
         assert predicted.probability[used].min() > 0.99
         assert predicted.probability[~used].max() < 0.01
@@ -90,7 +75,7 @@ def test_true_predictions_over_a_link_without_limit_miss_the_first_layers_alone(
     quick = replace(DESKTOP, link=1e18, dram=2e18, link_busy=1e18)
     how = Lookahead(distance, lag_s=0.0)
     slots = N_LAYER * N_EXPERT // 2
-    subject = LookaheadSimulation(quick, MODEL, SEVERAL, slots, predict(SEVERAL, 1.0, 0.0), how)
+    subject = LookaheadSimulation(quick, MODEL, SEVERAL, slots, predict(SEVERAL, 1.0), how)
     seen = [np.count_nonzero(counts[:distance]) for counts in SEVERAL.counts[10:]]
     spent = subject.run(scheduler.make("lru"), 10)
     assert spent.hits >= spent.distinct - sum(seen)
@@ -100,7 +85,7 @@ def test_true_predictions_over_a_link_without_limit_miss_the_first_layers_alone(
 @pytest.mark.parametrize("rule", ["all", "timely", "cut"])
 def test_urgent_copies_take_the_link(rule):
     machine = replace(DESKTOP, link=5e9, link_busy=4e9)
-    subject = LookaheadSimulation(machine, MODEL, SINGLE, 60, predict(SINGLE, 0.7, 0.0), Lookahead(2, rule))
+    subject = LookaheadSimulation(machine, MODEL, SINGLE, 60, predict(SINGLE, 0.7), Lookahead(2, rule))
     spent = subject.run(scheduler.make("logistic"), 0)
     assert 0 < spent.urgent * MODEL.expert_bytes <= spent.uploads * MODEL.expert_bytes + MODEL.expert_bytes
     assert spent.uploads * MODEL.expert_bytes <= machine.link * spent.seconds
@@ -133,23 +118,3 @@ def test_urgent_copies_overtake_and_spare_what_is_kept():
     link.run(5.0, 100)
     assert sorted(map(tuple, np.argwhere(link.slot_of >= 0))) == [(0, 1), (1, 2)]
     assert link.urgent_uploads == 1
-
-
-def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for n_token in (1, 5):
-        path = tmp_path / str(n_token)
-        path.mkdir()
-        local(40, n_token).save(path / "published.npz")
-        (path / "published.json").write_text(json.dumps({"name": "published", "kept": 0.4}))
-    out = tmp_path / "table.txt"
-    folders = [str(tmp_path / "1"), str(tmp_path / "5")]
-    options = ["--machines", "h200", "--slots", "25%", "--recalls", "0.7", "--distances", "2"]
-    assert main([*folders, *options, "--jobs", "1", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert printed in out.read_text()
-    rows = json.loads(out.with_suffix(".json").read_text())["rows"]
-    assert [row["gamma"] for row in rows] == [0, 4]
-    assert rows[1]["cut d2 70%"]["urgent"] > 0
-    (tmp_path / "none").mkdir()
-    assert main([str(tmp_path / "none")]) == 2
-    assert "none of the recordings" in capsys.readouterr().err

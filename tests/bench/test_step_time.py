@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from bench.step_time.__main__ import main
 from bench.step_time.clock import Learned
 from bench.step_time.machine import MACHINES, Machine, Model
-from bench.step_time.misses import Dividing, Loading, simulation_of
 from bench.step_time.simulation import Simulation
 from spac import scheduler
-from spac.errors import InputError
 from spac.machine.arrays import Int32Array
 from spac.scheduler import Event
 from spac.scheduler.replay import Demand, replay
@@ -161,7 +159,7 @@ def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.Captu
         (path / "published.json").write_text(json.dumps({"name": "published", "kept": 0.4}))
     out = tmp_path / "table.txt"
     folders = [str(tmp_path / "1"), str(tmp_path / "5")]
-    options = ["--machines", "h200", "--slots", "25%", "--schedulers", "profiled", "lru", "foreseen"]
+    options = ["--machines", "h200", "--slots", "25%", "--schedulers", "profiled", "lru"]
     assert main([*folders, *options, "--jobs", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert printed in out.read_text()
@@ -171,7 +169,7 @@ def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.Captu
     # Without a draft, its memory holds experts. Here all experts fit.
     assert rows[0]["n_slots"] == N_LAYER * N_EXPERT
     assert rows[1]["n_slots"] == N_LAYER * N_EXPERT // 4
-    assert rows[1]["foreseen"]["hits"] >= rows[1]["lru"]["hits"]
+    assert rows[1]["lru"]["hits"] > rows[1]["layers"]["hits"]
     (tmp_path / "none").mkdir()
     assert main([str(tmp_path / "none")]) == 2
     assert "no recordings" in capsys.readouterr().err
@@ -196,41 +194,3 @@ def test_copies_start_layer_by_layer_while_drafting():
         subject.events = frozenset({Event.START, event, Event.VERIFY_END})
         hits.append(Simulation(machine, MODEL, demand, N_LAYER * 8).run(subject, 0).hit_rate)
     assert hits == sorted(set(hits)), hits
-
-
-def test_loads_without_slots_cost_a_copy_of_every_miss():
-    spent = Loading(DESKTOP, MODEL, DEMAND, 0).run(scheduler.make("lru"), 0)
-    each = DESKTOP.experts(MODEL)
-    assert spent.hits == 0
-    assert spent.experts == pytest.approx(DISTINCT * (each.upload_s + each.device_expert_s))
-
-
-def test_loads_make_a_plain_cache():
-    """Few more experts are copied than are missed, and the hits are nearly those of lru in the same slots.
-
-    At first, layers take free slots beyond their shares, which plans give to other layers.
-    """
-    n_slots = N_LAYER * N_EXPERT // 2
-    spent = Loading(DESKTOP, MODEL, DEMAND, n_slots).run(scheduler.make("lru"), 0)
-    misses = spent.distinct - spent.hits
-    assert 0 < misses <= spent.uploads < 1.02 * misses
-    slow = replace(DESKTOP, dense_s=10.0)  # all of lru's copies arrive before the next step
-    prefetched = Simulation(slow, MODEL, DEMAND, n_slots).run(scheduler.make("lru"), 0)
-    assert spent.hits == pytest.approx(prefetched.hits, rel=0.01)
-
-
-@pytest.mark.parametrize("machine", list(MACHINES.values()), ids=lambda machine: machine.name)
-def test_a_division_is_never_slower_than_the_cpu_alone(machine):
-    def seconds(simulation):
-        return simulation(machine, MODEL, DEMAND, 40).run(scheduler.make("static"), 0).experts
-
-    assert seconds(Dividing) < seconds(Simulation)
-
-
-def test_names_say_where_misses_are_computed():
-    assert simulation_of("lru load") == ("lru", Loading)
-    assert simulation_of("adapmoe load") == ("adapmoe", Loading)
-    assert simulation_of("logistic:margin=0.1") == ("logistic:margin=0.1", Simulation)
-    for wrong in ("logistic load", "lru gpu"):
-        with pytest.raises(InputError, match=r"misses|loads"):
-            simulation_of(wrong)

@@ -40,7 +40,7 @@ SHRINK = 5.0
 FIRST_STEPS = 20.0
 """The steps that the first guess of the popularity counts for. It is the same for all experts."""
 OTHER_TEXTS = 3.0
-"""The most steps that a row of the tables counts for when another text begins (`bench.kept_state`).
+"""The most steps that a row of the tables counts for when another text begins (bench/results/kept-state.txt).
 
 With all their steps, tables of other texts held the hits of a new one below those of a cold start.
 """
