@@ -7,10 +7,9 @@
 "turns" a line. It keeps the demand of every verification, one file per set. `compare` replays each set under
 every scheduler, or under those named with their options. It prints the rate of hits of distinct experts (an
 expert counts once per step) by set. Then it prints figures over all sets: hits of distinct experts, as a
-share of Belady's bound, hits of activations, uploads per step, and how often utility >= 1 predicted correctly
-that a step would use an expert. Where the draft's own routes were recorded, it also prints how far they
-predicted the target's, by layer. With --target-routes, `compare` can replay `sp-moe`; with --draft-routes,
-`moe-speq`.
+share of Belady's bound, hits of activations and uploads per step. Where the draft's own routes were recorded,
+it also prints how far they predicted the target's, by layer. With --target-routes, `compare` can replay
+`sp-moe`; with --draft-routes, `moe-speq`.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
-from spac.scheduler import Event, Plan, View
 from spac.scheduler.belady import Bound
 from spac.scheduler.lookahead_buffer import Fidelity
-from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.replay import Demand, Recorder, Replay, replay
 
 DEMO = Path(__file__).resolve().parents[1] / "python" / "spac" / "demo"
@@ -77,25 +74,6 @@ def record(given: argparse.Namespace) -> None:
             )
 
 
-class Foresight(Recorder):
-    """A recorder that keeps how often utility >= 1 predicted the use of an expert in the next step (the
-    paper's Fig. 4)."""
-
-    def __init__(self, inner: MoeSpacScheduler) -> None:
-        super().__init__(inner)
-        self._subject = inner
-        self._right: list[float] = []
-
-    def on(self, event: Event, view: View) -> Plan | None:
-        if event == Event.VERIFY_END and view.step:
-            self._right.append(float(np.mean((self._subject.utility >= 1) == (view.demand > 0))))
-        return super().on(event, view)
-
-    @property
-    def rate(self) -> float:
-        return float(np.mean(self._right))
-
-
 def fidelity(sets: dict[str, Demand]) -> str:
     """Return how far the draft's routes predicted the target's, over all sets; "" where they were not
     recorded."""
@@ -122,23 +100,19 @@ def compare(given: argparse.Namespace) -> None:
     if not sets:
         raise SystemExit(f"{given.folder} has no recordings: run `record` first")
     rows: dict[str, list[Bound | Replay]] = {name: [] for name in (*BOUNDS, *given.schedulers)}
-    predicted: dict[str, list[Foresight]] = {}
     for demand in sets.values():
         pool_slots = pool_slots_of(demand, given.slots)
         for name in BOUNDS:
             rows[name].append(bound_of(demand, pool_slots, name))
         for name in given.schedulers:
-            subject = scheduler.make(name)
-            if isinstance(subject, MoeSpacScheduler) and subject.options.prefetch:
-                subject = foresight = Foresight(subject)
-                predicted.setdefault(name, []).append(foresight)
-            rows[name].append(replay(subject, demand, pool_slots, max_uploads=given.max_uploads))
+            found = replay(scheduler.make(name), demand, pool_slots, max_uploads=given.max_uploads)
+            rows[name].append(found)
     best = float(np.mean([each.hit_rate_distinct for each in rows["belady"]]))
     n_step = sum(len(demand.counts) for demand in sets.values())
     print(
         "scheduler".ljust(32),
         *(f"{name[:8]:>8}" for name in sets),
-        "    mean  /belady  activ.  up/step  predicted",
+        "    mean  /belady  activ.  up/step",
     )
     for name, results in rows.items():
         distinct = [each.hit_rate_distinct for each in results]
@@ -147,8 +121,6 @@ def compare(given: argparse.Namespace) -> None:
         activations = [each.hit_rate for each in results if isinstance(each, Replay)]
         line += f" {np.mean(activations):7.3f}" if activations else " " * 8
         line += f" {sum(each.uploads for each in results) / n_step:8.2f}"
-        if name in predicted:
-            line += f" {np.mean([each.rate for each in predicted[name]]):9.3f}"
         print(line, flush=True)
     if table := fidelity(sets):
         print(f"\n{table}", end="")

@@ -7,11 +7,8 @@ priority, except those that this step has used or is predicted to use. A layer's
 part of the layer before it ends, because behind that stream gate the device runs on without the host. An
 expert that arrives later is computed on the CPU in this step, and stays in its slot.
 
-A rule chooses which of the predicted experts are asked for:
-    all     every predicted expert
-    timely  those that are expected to arrive before the mask is fixed; copies that have not begun by then are
-            dropped
-    cut     those of the timely experts whose probability is at least `cut`
+Asked for are the predicted experts whose probability is at least `cut` and that are expected to arrive before
+the mask is fixed. Copies that have not begun by then are dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ class Lookahead:
 
     distance: int = 2
     """Number of layers, at least 1."""
-    rule: str = "cut"
     cut: float = 0.5
     lag_s: float = 30e-6
     """Seconds from the arrival to the first copy: choosing, and the worker's wake-up."""
@@ -131,8 +127,7 @@ class LookaheadSimulation(Simulation):
         if layer in step.begun:
             took = step.now - step.begun[layer]
             self._window += _FORGET * (took - self._window)
-        if self._how.rule != "all":
-            link.relax(layer)
+        link.relax(layer)
         return np.asarray(link.slot_of[layer] >= 0)
 
     def _pass(self, seconds: float, link: UrgentLink, spent: Foresight, step: _Step) -> None:
@@ -174,18 +169,15 @@ class LookaheadSimulation(Simulation):
     def _ask(self, layer: int, link: UrgentLink, spent: Foresight, step: _Step) -> None:
         """Ask for predicted experts of this layer: the input that predicts them is on the host."""
         assert self._predicted is not None
-        how, chosen = self._how, self._predicted.chosen[self._at, layer]
         probability = self._predicted.probability[self._at, layer]
-        if how.rule == "cut":
-            chosen = probability >= how.cut
+        chosen = probability >= self._how.cut
         link.kept[layer] = chosen
         step.begun[layer] = step.now
         absent = np.flatnonzero(chosen & (link.slot_of[layer] < 0))
         spent.predicted += len(absent)
         ordered = absent[np.argsort(-probability[absent], kind="stable")]
-        if how.rule != "all":
-            room = (self._window * self._machine.link_busy - link.ahead) / link.expert_bytes
-            ordered = ordered[: max(0, int(room))]
+        room = (self._window * self._machine.link_busy - link.ahead) / link.expert_bytes
+        ordered = ordered[: max(0, int(room))]
         asked = np.zeros(len(chosen), np.bool_)
         asked[ordered] = True
         step.asked[layer] = asked

@@ -51,12 +51,11 @@ def test_predictions_are_as_good_as_asked_for(recall):
             assert low - 0.05 < used[some].mean() < high + 0.05
 
 
-@pytest.mark.parametrize("rule", ["all", "timely", "cut"])
 @pytest.mark.parametrize("demand", [SINGLE, SEVERAL], ids=["single", "several"])
-def test_predictions_by_chance_bring_nothing(demand, rule):
+def test_predictions_by_chance_bring_nothing(demand):
     """Predictions by chance contain nothing of the true demand. They are the control of all gains."""
     guessed = predict(demand, N_USED / N_EXPERT)
-    how = Lookahead(2, rule, dense_s=0.0)
+    how = Lookahead(2, dense_s=0.0)
     plain = LookaheadSimulation(DESKTOP, MODEL, demand, 60, None, how).run(scheduler.make("logistic"), 0)
     found = LookaheadSimulation(DESKTOP, MODEL, demand, 60, guessed, how).run(scheduler.make("logistic"), 0)
     assert found.rate < 1.01 * plain.rate
@@ -82,10 +81,9 @@ def test_true_predictions_over_a_link_without_limit_miss_the_first_layers_alone(
     assert spent.hits > Simulation(quick, MODEL, SEVERAL, slots).run(scheduler.make("lru"), 10).hits
 
 
-@pytest.mark.parametrize("rule", ["all", "timely", "cut"])
-def test_urgent_copies_take_the_link(rule):
+def test_urgent_copies_take_the_link():
     machine = replace(DESKTOP, link=5e9, link_busy=4e9)
-    subject = LookaheadSimulation(machine, MODEL, SINGLE, 60, predict(SINGLE, 0.7), Lookahead(2, rule))
+    subject = LookaheadSimulation(machine, MODEL, SINGLE, 60, predict(SINGLE, 0.7), Lookahead(2))
     spent = subject.run(scheduler.make("logistic"), 0)
     assert 0 < spent.urgent * MODEL.expert_bytes <= spent.uploads * MODEL.expert_bytes + MODEL.expert_bytes
     assert spent.uploads * MODEL.expert_bytes <= machine.link * spent.seconds
