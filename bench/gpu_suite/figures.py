@@ -1,171 +1,284 @@
-"""Run the visit that measures: the figures of issue and README, the deciding ones first (session.py
---figures).
+"""Check and measure on a machine with a GPU what only a GPU can show, the deciding figures first.
 
-It is called twice back to back on one machine. The second call finds build, twins and cells, and continues.
+    python3 bench/gpu_suite/figures.py OUT [--carry build/carry] [--device CUDA0] [--seconds 1700]
+                                           [--parts NAME …] [--quick]
+
+The machine may be fresh and without a network. `pack.py` makes the carry folder, which has what it may lack.
+Each part runs in a process of its own within its time, and writes its result into OUT. Parts that ended well
+in an earlier call are left out, unless --parts names them. Nothing is measured where the smoke test is wrong,
+unless --parts asks for it. Exit code 1: OUT/figures.txt names the parts that failed.
 """
 
 from __future__ import annotations
 
-import json
-import re
+import argparse
+import gzip
+import importlib.util
+import os
 import shutil
-from collections.abc import Sequence
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
 
-from bench.gpu_suite import facts
-from bench.gpu_suite.triage import Triage
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
-THREADS = (14, 16, 12, 8)  # numbers tried on each side; the first one is used where a sweep fails
-FORMS = ("ahead, looking ahead", "by copies", "in place", "own kernels", "all, masks", "streamed")
-"""Parts of the names of the smoke test's forms that are tried before anything is measured."""
+from bench.gpu_suite import facts, probes, watched  # noqa: E402
+
+PACKAGE = ROOT / "python" / "spac"
+CHECKS = ("facts", "build", "smoke", "patches")
+PARTS = (*CHECKS, "compare", "profiles", "timeline", "budgets", "contexts")
+"""The parts in their order. Those behind the checks need the twins."""
+TYPES = "q4_K,q6_K,f32,q8_0"
+"""The weight types of the twins."""
+TWINS_BYTES = 24 << 30
+DECIDING = ("spac logistic, draft", "spac logistic, governor", "spac logistic, no draft",
+            "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe")  # fmt: skip
+ELSEWHERE = ("spac logistic, no draft", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe --no-host")
+"""Parts of the names of bench.compare's rows, on the first budget and context and on the others."""
 PROFILES: dict[str, dict[str, str]] = {
     "in place": {},
     "by own kernels": {"SPAC_EXCHANGE_KERNELS": "1"},
     "by copies": {"SPAC_IN_PLACE": "0"},
-    "scheduler between steps": {"SPAC_SCHEDULE_BESIDE": "0"},
     "in place again": {},
 }
-"""Names of profiles, with the variables of each."""
-COMING_BACK = ("in place", "by own kernels")
-"""The profiles that are brought back: a session brings back eight files at most."""
-DECIDING = (
-    "spac logistic, draft", "spac logistic, governor", "spac logistic, no draft", "llama.cpp, experts on CPU",
-    "llama.cpp --n-cpu-moe",
-)  # fmt: skip
-ELSEWHERE = ("spac logistic, governor", "spac logistic, no draft", "llama.cpp, experts on CPU",
-             "llama.cpp --n-cpu-moe, draft", "llama.cpp --n-cpu-moe --no-host")  # fmt: skip
-"""Parts of the names of rows that run on the first budget and context, and on the others."""
-BUDGETS = ("10%", "25%", "50%", "100%")
-SCHEDULERS = ("logistic", "moe-spac", "lru")
-LENGTHS = ("0", "2", "4", "8", "roofline")
+"""Names of profiles of the card, with the variables of each. The first comes again: machines change."""
 
 
-class Figures(Triage):
-    """One call. Each part is stopped after its time, and the next one begins."""
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack an archive once, and return the folder."""
+    if not folder.is_dir():
+        unfinished = folder.with_suffix(".tmp")
+        with tarfile.open(archive) as content:
+            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            content.extractall(unfinished, **safe)
+        unfinished.rename(folder)
+    return folder
 
-    def run(self) -> int:
-        """Run the whole call; return the exit code."""
-        with self.keeper:
-            self.keeper.note("calls", number=self.keeper.done.get("calls", {}).get("number", 0) + 1)
-            self.facts()
-            if self.prepare():
-                self.twins = self.begin_twins()
-                try:
-                    if self.build() and self.checked() and self.twins.wait(self.left) == 0:
-                        self.measure()
-                finally:
-                    self.twins.end()
-            self.say(f"failed: {', '.join(dict.fromkeys(self.failed)) or 'nothing'}")
-        return 1 if self.failed else 0
 
-    def checked(self) -> bool:
-        """Run the forms that are measured, once. Return True if they were right."""
-        result = self.work / "smoke.json"
-        words = ["bench.gpu_suite.smoke", result, "--device", self.args.device, "--seconds", 60]
-        words += ["--logs", self.logs, "--at-once", 4, "--threads", 3, "--forms", *FORMS]
-        code = self.command("smoke", 80, *words, keep=True)
-        self.say((self.logs / "smoke.txt").read_text(errors="replace")[-2500:])
-        if code == 0 or not result.is_file():
-            return code == 0
-        from bench.gpu_suite.smoke import BOUND  # late: needs modules that `prepare` finds
+class Visit:
+    """One call. A part that fails is named, and the others still run."""
 
-        rows = json.loads(result.read_text())
-        copies = [row for row in rows if "by copies" in row["name"]]
-        right = all(not row["fault"] and row["error"] <= BOUND for row in copies)
-        if right:
-            self.say("hand-overs in place are wrong here: what follows is measured with copies")
-            self.environment["SPAC_IN_PLACE"] = "0"
-        return right
-
-    def measure(self) -> None:
-        """Measure as much as time allows, the deciding figures first."""
-        self.attempt(self.compared, 20 if self.args.quick else 300, ["17%"], [512], DECIDING)
-        self.attempt(self.profiled)
-        self.attempt(self.timeline)
-        self.attempt(self.grid, "17%", SCHEDULERS, LENGTHS, 100)
-        for budget in BUDGETS:
-            self.attempt(self.compared, 120, [budget], [512], ELSEWHERE)
-        for budget in BUDGETS:
-            self.attempt(self.grid, budget, SCHEDULERS[:1], LENGTHS, 60)
-        self.attempt(self.compared, 150, ["17%"], [4096], ELSEWHERE)
-        self.attempt(self.compared, 100, ["17%"], [16384], ELSEWHERE[:1] + ELSEWHERE[2:3])
-        self.attempt(self.mask_cost)
-        self.attempt(self.limit)
-        self.attempt(self.patches, "patches of all types", self.left - 10, "", quick=self.args.quick)
-
-    def compared(
-        self, seconds: float, budgets: Sequence[str], contexts: Sequence[int], rows: Sequence[str]
-    ) -> None:
-        """Run bench.compare on some cells, with the results of earlier calls on this machine."""
-        name = f"compare {' '.join(budgets)} {' '.join(map(str, contexts))}"
-        if self.keeper.ran(name) or self.left < 40:
-            return
-        seconds = min(seconds, self.left - 10)
-        place = self.work / f"compare-{re.sub('[^A-Za-z0-9]+', '-', facts.machine()).strip('-')}"
-        words = ["bench.compare", place, "--target", self.twins.target, "--draft", self.twins.draft]
-        words += ["--device", self.args.device, "--seconds", int(seconds - 5), "--threads", *self.counts]
-        words += ["--tokens", 128, "--texts", 4, *self.quick, "--only", *rows]
-        words += ["--budgets", *budgets, "--contexts", *contexts]
-        words += ["--commit", self.commit] if self.commit else []
-        self.command(name, seconds, *words, keep=True)
-        page = place / "compare.md"
-        if page.is_file():
-            text = page.read_text()
-            (self.work / f"page-{name.replace(' ', '-').replace('%', '')}.txt").write_text(text)
-            with (self.out / "compare.md").open("a") as file:
-                file.write(text + "\n")
-            print(text[:3500], flush=True)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.begun = args, time.monotonic()
+        self.out, self.work, self.carry = (each.resolve() for each in (args.out, args.work, args.carry))
+        self.failed: list[str] = []
+        self.on_gpu = args.device.upper().startswith("CUDA")
+        for folder in (self.out, self.work):
+            folder.mkdir(parents=True, exist_ok=True)
+        paths = [str(ROOT), str(ROOT / "python")]
+        self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if (self.carry / "site.tar.xz").is_file():
+            site = unpack(self.carry / "site.tar.xz", self.work / "site")
+            paths.append(str(site))
+            self.environment["PATH"] = f"{site / 'bin'}:{os.environ['PATH']}"
+        self.environment["PYTHONPATH"] = os.pathsep.join(paths)
 
     @property
-    def counts(self) -> list[int]:
+    def left(self) -> float:
+        """Return the seconds that are left of the call."""
+        return float(self.args.seconds - (time.monotonic() - self.begun))
+
+    def say(self, text: str) -> None:
+        """Print a text, and keep it in figures.txt."""
+        line = f"[{time.monotonic() - self.begun:5.0f} s] {text}"
+        print(line, flush=True)
+        with (self.out / "figures.txt").open("a") as file:
+            file.write(line + "\n")
+
+    def run(self, name: str, seconds: float, *words: object, **variables: str) -> bool:
+        """Run a command within a time. Its output is OUT/NAME.txt, of which the end is printed."""
+        log = self.out / f"{name.replace(' ', '-')}.txt"
+        environment = {**self.environment, **variables}
+        ended = watched.run(words, log, min(seconds, self.left), cwd=ROOT, environment=environment)
+        self.say(f"{name}: {ended.fault or 'done'}\n" + "\n".join(ended.output.splitlines()[-30:]))
+        return ended.code == 0
+
+    def python(self, name: str, seconds: float, module: str, *words: object, **variables: str) -> bool:
+        return self.run(name, seconds, sys.executable, "-m", module, *words, **variables)
+
+    def visit(self) -> int:
+        """Run the parts; return the exit code."""
+        twins = self.write_twins() if {*self.args.parts} - {*CHECKS} else None
+        try:
+            for name in self.args.parts:
+                done = self.work / f"{name}.done"
+                if len(self.args.parts) == len(PARTS) and done.is_file():
+                    continue
+                if twins and name not in CHECKS and not self.written(twins):
+                    self.failed.append("twins")
+                    break
+                if self.left < 30:
+                    self.failed.append(f"{name} (no time)")
+                elif getattr(self, name)():
+                    done.touch()
+                else:
+                    self.failed.append(name)
+                    if name in ("build", "smoke") and len(self.args.parts) == len(PARTS):
+                        break
+        finally:
+            if twins and twins.poll() is None:
+                os.killpg(twins.pid, signal.SIGKILL)
+                twins.wait()
+        self.say(f"failed: {', '.join(self.failed) or 'nothing'}")
+        return int(bool(self.failed))
+
+    def facts(self) -> bool:
+        """Describe the machine, and ask the driver for what spac relies on."""
+        with (self.out / "facts.txt").open("w") as file:
+            for line in facts.lines(self.work):
+                print(line, file=file, flush=True)
+            for name in probes.QUESTIONS if self.on_gpu else ():
+                print(probes.ask(name, self.work), file=file, flush=True)
+        self.say((self.out / "facts.txt").read_text())
+        return True
+
+    def build(self) -> bool:
+        """Build spac and the unpatched library into the tree. Carried objects save compiling CUDA."""
+        build, words = self.work / "build", ["-DSPAC_BUILD_REFERENCE=ON"]
+        if (self.carry / "source.tar.xz").is_file():
+            words.append(
+                f"-DSPAC_LLAMA_CPP_DIR={unpack(self.carry / 'source.tar.xz', self.work / 'llama.cpp')}"
+            )
+        if self.on_gpu:
+            words += [f"-DSPAC_CUBLAS_ROOT={folder.parent}" for folder in facts.cublas_folders()[:1]]
+            words.append(f"-DSPAC_CUDA_ARCHITECTURES={facts.capability()}-real")
+        if self.on_gpu and (self.carry / "cuda.tar.xz").is_file():
+            objects = unpack(self.carry / "cuda.tar.xz", self.work / "objects")
+            if (objects / "capability").read_text().strip() == facts.capability():
+                words.append(f"-DSPAC_CUDA_OBJECTS={objects}")
+        words.append(f"-DSPAC_CUDA={'on' if self.on_gpu else 'off'}")
+        words.append(f"-DPython_EXECUTABLE={sys.executable}")
+        jobs = os.cpu_count() or 1
+        if not (self.run("configure", 60, "cmake", "-G", "Ninja", "-S", ROOT, "-B", build, *words)
+                and self.run("build", 900, "ninja", "-C", build, "-j", jobs)):  # fmt: skip
+            return False
+        shutil.copytree(build / "spac", PACKAGE, dirs_exist_ok=True)
+        return self.run("import", 60, sys.executable, "-c", "import spac; from spac import _core")
+
+    def write_twins(self) -> subprocess.Popen[bytes]:
+        """Start writing the twins, in memory where there is room for two, while the library is built."""
+        memory = Path("/dev/shm")
+        roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * TWINS_BYTES
+        folder = (memory if roomy or (memory / "spac-twins").is_dir() else self.work) / "spac-twins"
+        folder.mkdir(exist_ok=True)
+        self.target, self.draft = (folder / f"{self.args.model}-{role}.gguf" for role in ("target", "draft"))
+        parts = [path.with_suffix(".part") for path in (self.target, self.draft)]
+        script = (  # what an earlier call left unfinished is written anew
+            '[ -f "$4" ] || { "$0" -m tools.twin "$5" "$1" --draft "$2" && mv "$1" "$3" && mv "$2" "$4"; }'
+        )
+        words = [sys.executable, *parts, self.target, self.draft, self.args.model]
+        with (self.out / "twins.txt").open("w") as log:
+            return subprocess.Popen(["sh", "-c", script, *map(str, words)], cwd=ROOT, env=self.environment,
+                                    stdout=log, stderr=log, process_group=0)  # fmt: skip
+
+    def written(self, twins: subprocess.Popen[bytes]) -> bool:
+        """Return True if the twins are written before the call's time is over."""
+        try:
+            return twins.wait(max(0.0, self.left)) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def smoke(self) -> bool:
+        """Compare the bundled pair on the device with the CPU, in every form of the split."""
+        at_once = 1 if self.args.quick else 4
+        words = ["--device", self.args.device, "--seconds", 200, "--at-once", at_once, "--threads", 3]
+        words += ["--forms", "ahead", "all"] if self.args.quick else []
+        result = self.out / "smoke.json"
+        return self.python("smoke", 260, "bench.gpu_suite.smoke", result, "--logs", self.out / "logs", *words)
+
+    def patches(self) -> bool:
+        """Check the patched kernels for the twins' weight types."""
+        words = ["--types", TYPES, "--quick", "--device", self.args.device if self.on_gpu else "CPU"]
+        return self.python("patches", 100, "bench.gpu_suite", self.out, *words)
+
+    def compared(self, name: str, seconds: float, *words: object) -> bool:
+        """Run bench.compare. Cells of earlier calls stay in the work folder."""
+        place, seconds = self.work / "compare", min(seconds, self.left - 10)
+        commit = self.carry / "commit"
+        words += ("--commit", commit.read_text().strip()) if commit.is_file() else ()
+        words += ("--quick",) if self.args.quick else ()
+        done = self.python(name, seconds, "bench.compare", place, "--target", self.target, "--draft",
+                           self.draft, "--device", self.args.device, "--seconds", int(seconds - 5),
+                           "--tokens", 128, "--texts", 4, "--threads", *self.threads, *words)  # fmt: skip
+        if (place / "compare.md").is_file():
+            shutil.copy(place / "compare.md", self.out / f"{name}.md")
+        return done
+
+    @property
+    def threads(self) -> list[int]:
         """Return numbers of threads to try. More threads than cores take a thousand times as long."""
-        return [n for n in THREADS if n <= self.args.jobs] or [max(1, self.args.jobs - 1)]
+        cores = os.cpu_count() or 1
+        return sorted({max(1, cores - 2), cores})
 
-    def threads(self, side: str) -> int:
-        """Return the number that bench.compare found best for a side."""
-        for path in self.work.glob("compare-*/cells/threads.json"):
-            chosen = json.loads(path.read_text())["chosen"]
-            if side in chosen:
-                return int(chosen[side])
-        return self.counts[0]
+    def compare(self) -> bool:
+        """Measure spac beside llama.cpp in the deciding rows."""
+        return self.compared("compare", 400, "--budgets", "17%", "--contexts", 64 if self.args.quick else 512,
+                             "--only", *DECIDING)  # fmt: skip
 
-    def profiled(self) -> None:
-        """Profile the card in some steps of spac in each way, and print each one's phases.
+    def budgets(self) -> bool:
+        """Measure other shares of the experts. At 100 % it is the cost of the split itself."""
+        shares = ("100%",) if self.args.quick else ("100%", "10%", "25%", "50%")
+        return self.compared("budgets", 300, "--brief", "--budgets", *shares, "--contexts",
+                             64 if self.args.quick else 512, "--only", *ELSEWHERE)  # fmt: skip
 
-        The first way comes again at the end, since the machine may change meanwhile. Two profiles come back.
-        """
-        found = []
-        for form, variables in PROFILES.items():
-            name, result = f"profile {form}", self.work / f"profile-{form.replace(' ', '-')}.json.gz"
-            words = ["bench.gpu_suite.step_profile", result, "spac", "--target", self.twins.target]
-            words += ["--device", self.args.device, "--threads", self.threads("spac")]
-            before = dict(self.environment)
-            self.environment |= variables
-            try:
-                self.command(name, 45, *words, keep=True)
-            finally:
-                self.environment = before
-            log = self.logs / f"{name.replace(' ', '-')}.txt"
-            if log.is_file():
-                self.say(f"{name}:\n" + log.read_text(errors="replace")[-1800:])
-            if result.is_file():
-                found.append(result)
-                if form in COMING_BACK:
-                    shutil.copy(result, self.out / result.name)
-        if found:
-            self.command("layer phases", 20, "bench.gpu_suite.layer_phases", *found, keep=True)
-            log = self.logs / "layer-phases.txt"
-            self.say(log.read_text(errors="replace")[-2500:] if log.is_file() else "no time for the phases")
+    def contexts(self) -> bool:
+        """Measure long prompts."""
+        return self.compared("contexts", 360, "--brief", "--budgets", "17%", "--contexts",
+                             128 if self.args.quick else 4096, "--only", *ELSEWHERE)  # fmt: skip
 
-    def grid(self, budget: str, schedulers: Sequence[str], lengths: Sequence[str], seconds: float) -> None:
-        """Compare schedulers and draft lengths on one loaded model (spac bench)."""
-        name = f"grid {budget}"
-        if self.left < 40:
-            return
-        words = ["spac.bench", "--target", self.twins.target, "--draft", self.twins.draft]
-        words += ["--device", self.args.device, "--slots", budget, "--schedulers", *schedulers]
-        words += ["--draft-lengths", *lengths, "--baseline", "none", "--repeat", 2, "-n", 96, "--prompt", "a"]
-        words += ["--threads", self.threads("spac"), "--json", self.work / f"grid-{budget[:-1]}.txt", "-q"]
-        self.command(name, min(seconds, self.left - 10), *words, keep=True)
-        log = self.logs / f"{name.replace(' ', '-')}.txt"
-        if log.is_file():
-            self.say(log.read_text(errors="replace")[-3000:])
+    def profiles(self) -> bool:
+        """Profile the card in some steps of spac in each way, and print the phases of a layer's hand-over."""
+        if importlib.util.find_spec("torch") is None:
+            self.say("profiles: not made, because there is no torch")
+            return True
+        paths, right = [], True
+        for name, variables in PROFILES.items():
+            path = self.out / f"profile-{name.replace(' ', '-')}.json.gz"
+            words = ["--target", self.target, "--device", self.args.device, "--threads", self.threads[0]]
+            right &= self.python(
+                f"profile {name}", 60, "bench.gpu_suite.step_profile", path, "spac", *words, **variables
+            )
+            paths += [path] if path.is_file() else []
+        return self.python("layer phases", 30, "bench.gpu_suite.layer_phases", *paths) and right
+
+    def timeline(self) -> bool:
+        """Trace a short text with a draft, to see what overlaps (ui.perfetto.dev shows it)."""
+        path = self.work / "timeline.json"
+        words = [
+            "--target",
+            self.target,
+            "--draft",
+            self.draft,
+            "--device",
+            self.args.device,
+            "--slots",
+            "17%",
+        ]
+        words += ["--prompt", "a", "-n", 24, "--temp", 0, "--timeline", path]
+        done = self.python("timeline", 60, "spac.run", *words)
+        if path.is_file():
+            (self.out / "timeline.json.gz").write_bytes(gzip.compress(path.read_bytes(), 6))
+        return done
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("out", type=Path, help="where the results go")
+    add("--carry", type=Path, default=ROOT / "build" / "carry", help="what pack.py made")
+    add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later calls go on from")
+    add("--device", default="CUDA0", help="CUDA0, …; simulated to rehearse without a GPU")
+    add("--model", default="qwen3-30b-a3b", help="a name of tools.twin's; tiny to rehearse")
+    add("--seconds", type=float, default=1700, help="of this call")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="these parts only")
+    add("--quick", action="store_true", help="little of everything, to rehearse")
+    return Visit(parser.parse_args(argv)).visit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

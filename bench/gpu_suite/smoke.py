@@ -7,9 +7,8 @@ Every form of the split runs in a process of its own, so that a crash loses only
 experts resident, some, all; with the ids masks read by the device's kernels and without; with work queued
 ahead of the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the
 device; with misses loaded within their layer; with slots that change their number between batches. The
-unpatched library runs on the device too: with all experts resident, spac's logits must be its logits. A form
-that crashes on a GPU runs once more under cuda-gdb or compute-sanitizer. LOGS gets each form's whole output.
-Exit code 1: a form crashed, was not tried, or differs by more than `BOUND`.
+unpatched library runs on the device too: with all experts resident, spac's logits must be its logits. LOGS
+gets each form's whole output. Exit code 1: a form crashed, was not tried, or differs by more than `BOUND`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -38,7 +36,6 @@ BOUND = 5e-3
 """The allowed normalized mean square error of the logits: ten times what upstream's tests allow one matrix
 product."""
 LONGEST_S = 40.0  # seconds of one form, because a device may wait for ever
-SANITIZER_S = 60.0  # seconds of one form under compute-sanitizer
 
 
 @dataclass(frozen=True)
@@ -178,7 +175,6 @@ class Smoke:
         self.args, self.folder = args, folder
         self.deadline = time.monotonic() + args.seconds
         self.logs: Path = args.logs or folder
-        self.on_gpu = args.device.upper().startswith("CUDA")
 
     def run(self) -> list[dict[str, Any]]:
         """Return a row for every form, and print each when it is done."""
@@ -201,32 +197,8 @@ class Smoke:
         """Compute a form in a process of its own. Return its result."""
         begun = time.monotonic()
         seconds = min(self.args.longest, max(5.0, self.deadline - begun))
-        ended = self._process(form, seconds, [])
-        row: dict[str, Any] = {**asdict(form), "fault": ended.fault}
-        if ended.code and self.on_gpu and not form.on_cpu and self.deadline > time.monotonic() + 20:
-            row["again"] = self._again(form, ended.code)
-        row["seconds"] = round(time.monotonic() - begun, 1)
-        return row
-
-    def _again(self, form: Form, code: int) -> list[str]:
-        """Run a crashed form once more, under cuda-gdb where the host crashed, else under a sanitizer."""
-        sanitizer = shutil.which("compute-sanitizer")
-        if code < 0 and (debugged := watched.again([])):
-            before, begins = [str(word) for word in debugged[0]], debugged[1]
-        elif sanitizer:
-            before, begins = [sanitizer, "--tool", "memcheck"], "========="
-        else:
-            return []
-        lines = self._process(form, SANITIZER_S, before).output.splitlines()
-        return [line[:200] for line in lines if line.startswith(begins)][:16]
-
-    def _process(self, form: Form, seconds: float, before: list[str]) -> watched.Ended:
         reference = REFERENCE if form.unpatched else None
-        more = {**self._environment(reference), **form.environment()}
         name = "".join(c if c.isalnum() else "-" for c in form.name)
-        if before:  # its own waits are slow, so nothing waits for it
-            more |= {"SPAC_LAUNCH_AHEAD": "0", **dict(NO_GRAPHS)}
-            name += "-again"
         words = [
             sys.executable,
             "-m",
@@ -235,9 +207,11 @@ class Smoke:
             "--device",
             self.args.device,
         ]
-        words += ["--form", form.name, "--threads", self.args.threads]
-        log = self.logs / f"smoke-{name}.txt"
-        return watched.run([*before, *words], log, seconds, cwd=ROOT, environment=more)
+        ended = watched.run(
+            [*words, "--form", form.name, "--threads", self.args.threads], self.logs / f"smoke-{name}.txt",
+            seconds, cwd=ROOT, environment={**self._environment(reference), **form.environment()},
+        )  # fmt: skip
+        return {**asdict(form), "fault": ended.fault, "seconds": round(time.monotonic() - begun, 1)}
 
     def _path(self, form: Form) -> Path:
         return self.folder / f"{FORMS.index(form)}.npy"
@@ -262,7 +236,7 @@ class Smoke:
 def line(row: dict[str, Any]) -> str:
     """Return a row as text."""
     if row["fault"] or "error" not in row:
-        return "\n  ".join([f"{row['name']:<40} {row['fault']}", *row.get("again", [])])
+        return f"{row['name']:<40} {row['fault']}"
     verdict = "" if row["error"] <= BOUND else "  TOO FAR OFF"
     equal = f", {row['unequal_rows']} rows not llama.cpp's bits" if "unequal_rows" in row else ""
     return (

@@ -30,7 +30,6 @@ from bench.compare.job import Job, Result, Run
 from bench.compare.likelihood import apart, perplexity, surprises
 from bench.compare.page import Demand, breakdowns, ideal_speed, row_of, table, verdict
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
-from bench.gpu_suite.side_by_side import plan
 from tools.models import exchange_experts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -374,18 +373,6 @@ def test_surprise_is_the_negative_log_likelihood() -> None:
     assert found == pytest.approx(-np.log(p[np.arange(5), following]))
     assert perplexity(found) == pytest.approx(np.exp(np.mean(found)))
     assert apart([1.0, 2.0], [2.0, 1.0]) == 1  # although their perplexities are equal
-
-
-def test_stage_2_is_a_part_of_stage_3(twin: tuple[Path, Path], tmp_path: Path) -> None:
-    """The grid of stage 3 has all cells of stage 2, and stage 2 has the engines that decide."""
-    base = ["--target", str(twin[0]), "--draft", str(twin[1]), "--reference", str(tmp_path)]
-    keys = []
-    for stage in (2, 3):
-        args = parser().parse_args([str(tmp_path), *base, *plan(stage, False)])
-        keys.append({cell.key for cell in comparison.Comparison(args).grid})
-    assert keys[0] < keys[1]
-    assert {"spac_moe-spac__governor-17%-512", "llama.cpp_--n-cpu-moe__draft-17%-512"} <= keys[0]
-    assert len(keys[0]) <= 11
 
 
 def test_what_decides_comes_first() -> None:

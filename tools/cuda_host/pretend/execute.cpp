@@ -29,7 +29,7 @@ struct Compiled {
     int (*run)(const ptx::Launch * launch) = nullptr;
 };
 
-// The parts of a fat binary that are read here (bench/gpu_suite/fatbin.py reads the same).
+// The parts of a fat binary that are read here.
 struct Wrapper {
     uint32_t     magic, version;
     const char * data;

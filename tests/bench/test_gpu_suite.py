@@ -1,0 +1,272 @@
+"""These tests cover what runs on a machine with a GPU, as far as there is none.
+
+Crashes and hangs explain themselves, wrong forms are seen, and a visit goes on behind a part that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.gpu_suite import facts, figures, layer_phases, pack, probes, smoke, step_profile, watched
+from spac import _library
+from tools.models import exchange_experts
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code: str, tmp_path: Path, seconds: float = 30.0) -> watched.Ended:
+    return watched.run([sys.executable, "-c", code], tmp_path / "logs" / "log.txt", seconds, cwd=tmp_path)
+
+
+def test_the_first_such_line_names_the_cause(tmp_path: Path) -> None:
+    code = (
+        "import sys; print('loading'); print('CUDA error: an illegal memory access was encountered');"
+        "print('  in function compute', flush=True); sys.exit('RuntimeError: llama_decode returned 2')"
+    )
+    ended = run(code, tmp_path)
+    assert ended.fault == "status 1: CUDA error: an illegal memory access was encountered"
+    assert "llama_decode" in ended.output
+    assert (tmp_path / "logs" / "log.txt").read_text() == ended.output
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        ("", "no output"),
+        ("one\ntwo\n", "two"),
+        ("========= ERROR SUMMARY: 0 errors\nlast", "last"),
+        ("spac: the device hangs\nTraceback", "spac: the device hangs"),
+    ],
+)
+def test_causes(output: str, cause: str) -> None:
+    assert watched.cause(output) == cause
+
+
+def test_a_crash_tells_where_python_was(tmp_path: Path) -> None:
+    ended = run("import ctypes\ndef far_down(): ctypes.string_at(0)\nfar_down()", tmp_path)
+    assert ended.code == -11
+    assert "in far_down" in ended.output
+
+
+def test_a_hang_ends_and_tells_where_python_was(tmp_path: Path) -> None:
+    code = "import time\ndef far_down(): time.sleep(60)\nprint('begun', flush=True); far_down()"
+    ended = run(code, tmp_path, 1.5)
+    assert (ended.code, ended.fault) == (None, "not done within 2 s")
+    assert ended.output.startswith("begun")
+    assert "in far_down" in ended.output
+
+
+def test_facts_never_raise(tmp_path: Path) -> None:
+    found = dict(line.split(": ", 1) for line in facts.lines(tmp_path))
+    assert {"processor", "memory", "gpu", "cuBLAS", "python", "disk"} <= set(found)
+    assert "usable" in found["processor"]
+
+
+def test_smoke_sees_a_wrong_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The split equals llama.cpp on the simulated device. Exchanged experts are far above the bound."""
+    forms = {form.name: form for form in smoke.FORMS}
+    wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
+    split = smoke.compute(forms["split, 25 %, masks"], "simulated", 1)
+    assert smoke.error(split, wanted) == 0
+    monkeypatch.setattr(smoke, "DEMO", exchange_experts(smoke.DEMO, tmp_path / "exchanged.gguf"))
+    assert smoke.error(smoke.compute(forms["split, 25 %, masks"], "simulated", 1), wanted) > smoke.BOUND
+    assert smoke.error(np.full_like(wanted, np.nan), wanted) == float("inf")
+
+
+@pytest.mark.parametrize("name", [form.name for form in smoke.FORMS if form.uses or form.resized])
+def test_every_form_of_smoke_is_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form that does not use what it is about fails. All give the CPU's logits on the simulated device."""
+    forms = {form.name: form for form in smoke.FORMS}
+    wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
+    for variable, value in forms[name].settings:  # the next model that is loaded reads them
+        monkeypatch.setenv(variable, value)
+    assert smoke.error(smoke.compute(forms[name], "simulated", 1), wanted) == 0
+    if forms[name].uses:
+        monkeypatch.setenv("SPAC_EXCHANGE_KERNELS", "0")
+        with pytest.raises(RuntimeError, match=f"its {forms[name].uses} is 0"):
+            smoke.compute(replace(forms[name], slots="0", stream_batch=0), "simulated", 1)
+
+
+def test_the_packed_source_has_what_csrc_includes() -> None:
+    """A backend of ggml that is left out of the pack must not be a part of spac's own code."""
+    texts = [path.read_text() for path in (ROOT / "csrc").rglob("*.[ch]*")]
+    included = {name for text in texts for name in re.findall(r'#include "ggml-(\w+)/', text)}
+    assert "rpc" in included
+    assert included.isdisjoint(pack.UNUSED)
+
+
+def test_objects_of_a_build_become_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that exist as published too are patched. A build for other than one card's code is refused."""
+    build, commands = tmp_path / "build", []
+    common, published, own = (build / folder for folder in pack.OBJECTS)
+    for folder, names in ((common, ("mmq.cu.o", "add.cu.o")), (published, ("mmq.cu.o",)), (own, ("own.o",))):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(f"{folder.name} {name}")
+    (build / "cudart.a").write_text("runtime")
+    for tree in ("patched", "pristine"):
+        (build / "llama.cpp" / tree / "ggml" / "include").mkdir(parents=True)
+
+    def ran(*words: object) -> None:
+        commands.append(words[0])
+        if words[0] == "objcopy":
+            Path(str(words[3])).write_bytes(Path(str(words[2])).read_bytes())
+
+    monkeypatch.setattr(pack, "run", ran)
+    cache = f"SPAC_CUDA_ARCHITECTURES:STRING=90-real\nCUDA_cudart_static_LIBRARY:FILEPATH={build}/cudart.a\n"
+    (build / "CMakeCache.txt").write_text(cache)
+    pack.pack_objects(build, tmp_path / "cuda.tar.xz")
+    found = figures.unpack(tmp_path / "cuda.tar.xz", tmp_path / "there")
+    assert {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()} == {
+        "patched/mmq.cu.o", "common/add.cu.o", "published/mmq.cu.o", "patched/own.o", "cudart.a", "source_id",
+        "capability",
+    }  # fmt: skip
+    assert (found / "capability").read_text() == "90\n"
+    assert commands[:2] == ["cmake", "ninja"]
+    (build / "CMakeCache.txt").write_text(cache.replace("90-real", "90"))
+    with pytest.raises(pack.PackError, match="90-real"):
+        pack.pack_objects(build, tmp_path / "cuda.tar.xz")
+
+
+def test_a_pack_has_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(pack, "pack_modules", lambda _, to, python: to.write_bytes(python.encode() * 500_000))
+    monkeypatch.setattr(pack, "pack_source", lambda _, to: to.write_bytes(bytes(1_000_000)))
+    monkeypatch.setattr(pack.source, "sdist", lambda: tmp_path)
+    assert pack.main([str(tmp_path / "carry"), "--python", "3.11"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"site.tar.xz +2.0 MB\n", printed)
+    size = pack.tree_bytes() + 3_000_000
+    assert float(re.search(r"with the tree +([\d.]+) MB", printed)[1]) == pytest.approx(size / 1e6, abs=0.1)
+    monkeypatch.setattr(pack, "LIMIT", 3_000_000)
+    assert pack.main([str(tmp_path / "carry")]) == 1
+    monkeypatch.setattr(pack.source, "sdist", lambda: None)
+    assert pack.main([str(tmp_path / "carry")]) == 2
+    assert "build spac first" in capsys.readouterr().err
+
+
+def visit(tmp_path: Path, *words: str) -> int:
+    place = ["--work", str(tmp_path / "work"), "--carry", str(tmp_path / "carry")]
+    return figures.main([str(tmp_path / "out"), "--device", "simulated", "--model", "tiny", *place, *words])
+
+
+def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended well is not run again. A wrong smoke test ends the visit."""
+    ran, wrong = [], {"profiles"}
+    for name in figures.PARTS:
+
+        def part(self: figures.Visit, name: str = name) -> bool:
+            ran.append(name)
+            return name not in wrong
+
+        monkeypatch.setattr(figures.Visit, name, part)
+    monkeypatch.setattr(figures.Visit, "write_twins", lambda _: subprocess.Popen(["true"]))
+    assert visit(tmp_path) == 1
+    assert ran == list(figures.PARTS)
+    assert "failed: profiles\n" in (tmp_path / "out" / "figures.txt").read_text()
+    ran.clear()
+    wrong.clear()
+    assert visit(tmp_path) == 0
+    assert ran == ["profiles"]
+    ran.clear()
+    wrong.add("smoke")
+    assert visit(tmp_path, "--parts", "smoke", "compare") == 1
+    assert ran == ["smoke", "compare"]
+    (tmp_path / "work" / "smoke.done").unlink()
+    (tmp_path / "work" / "timeline.done").unlink()
+    ran.clear()
+    assert visit(tmp_path) == 1
+    assert ran == ["smoke"]
+    assert visit(tmp_path, "--parts", "budgets", "--seconds", "5") == 1
+    assert "budgets (no time)" in (tmp_path / "out" / "figures.txt").read_text()
+
+
+def test_a_visit_writes_twins_once_and_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 30}))
+    folder = tmp_path / "work" / "spac-twins"
+    folder.mkdir(parents=True)
+    (folder / "tiny-target.part").write_text("cut off")
+    assert visit(tmp_path, "--parts", "patches", "timeline") == 0, (
+        tmp_path / "out" / "figures.txt"
+    ).read_text()
+    assert sorted(path.name for path in folder.iterdir()) == ["tiny-draft.gguf", "tiny-target.gguf"]
+    assert "PASSED" in (tmp_path / "out" / "patches.txt").read_text()
+    assert (tmp_path / "out" / "timeline.json.gz").stat().st_size > 1000
+    before = (folder / "tiny-target.gguf").stat().st_mtime_ns
+    assert visit(tmp_path, "--parts", "timeline") == 0
+    assert (folder / "tiny-target.gguf").stat().st_mtime_ns == before
+
+
+def test_the_patches_are_checked_on_the_cpu(tmp_path: Path) -> None:
+    def check(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "bench.gpu_suite", tmp_path, "--device", "CPU", "--library",
+             _library.library_path(), "--types", "q8_0", "--quick", *options],
+            cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+
+    late = check("--seconds", "0")
+    assert late.returncode == 3, late.stdout + late.stderr
+    done = check()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASSED\n" in (tmp_path / "patches.txt").read_text()
+    (counts,) = json.loads((tmp_path / "patches.json").read_text())["types"]
+    assert counts["n_shapes"] == 20
+    assert counts["n_kept"] > 0
+    assert counts["n_skipped"] > 0
+    assert (counts["n_unequal"], counts["n_nonzero"], counts["failures"]) == (0, 0, [])
+    again = check("--seconds", "5")  # the result of the first run is still there
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_without_a_driver_every_question_has_an_answer(tmp_path: Path) -> None:
+    if subprocess.run(["sh", "-c", "ldconfig -p | grep -q libcuda.so.1"], check=False).returncode == 0:
+        pytest.skip("there is a driver here")
+    assert probes.ask("link", tmp_path).startswith("link: FAILED: OSError: libcuda.so.1")
+
+
+def test_a_question_that_hangs_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(probes, "__file__", str(script))
+    monkeypatch.setattr(probes, "SECONDS", 1.0)
+    assert probes.ask("link", tmp_path) == "link: NO ANSWER within 1 s"
+
+
+def test_a_profile_says_where_the_time_goes() -> None:
+    events = [("kernel", 7, 0, 40), ("Memcpy HtoD", 7, 50, 10), ("other", 9, 55, 20), ("kernel", 7, 90, 10)]
+    assert step_profile.union(events) == 75  # overlapping time counts once
+    text = step_profile.table(events, 1, 1e-3)
+    assert "1.00 ms a step without the profiler" in text
+    assert "the card is busy 75% of that" in text
+    assert "stream 7: 3 events a step" in text
+    assert "no events" in step_profile.table([], 1, 1e-3)
+
+
+def test_a_layer_is_taken_apart_by_its_kernels() -> None:
+    """Three layers run on one stream: by copies, in place, and by spac's own kernels. Another stream copies
+    experts."""
+    names_and_times = (
+        ("dense", 0, 10), ("Memcpy DtoH", 12, 2), ("Memcpy DtoH", 16, 2), ("Memcpy HtoD", 20, 1),
+        ("k_get_rows_float<int, int>", 22, 1), ("quantize", 23, 1), ("mul", 24, 6), ("Memcpy HtoD", 130, 5),
+        ("k_bin_bcast", 136, 2), ("dense", 140, 10), ("k_get_rows_float<int, int>", 151, 1),
+        ("k_get_rows_float<float, float>", 152, 4), ("Memcpy HtoD", 160, 1),
+        ("k_get_rows_float<int, int>", 162, 1), ("quantize", 163, 1), ("mul", 164, 6),
+        ("k_bin_bcast", 270, 5), ("dense", 280, 10), ("spac::send_to_host", 292, 2), ("Memcpy HtoD", 300, 1),
+        ("k_get_rows_float<int, int>", 302, 1), ("quantize", 303, 1), ("mul", 304, 6),
+        ("spac::take_from_host", 410, 3), ("dense", 414, 1),
+    )  # fmt: skip
+    events = [(name, 1, start * 1000, length * 1000) for name, start, length in names_and_times]
+    events.append(("Memcpy HtoD", 2, 5000, 300_000))
+    found = layer_phases.phases(events)
+    assert list(found.values()) == [[8.0, 6.0, 4.0], [8.0, 5.0, 3.0], [100.0, 100.0, 100.0]]
+    assert layer_phases.phases([]) == {}
