@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TinyModel
 from tools.compare import Case, Job, Run, Settings, run_worker
 from tools.compare.driver import first_difference
 from tools.compare.script import BATCHES
 from tools.cuda_host.build import package_of
 from tools.cuda_host.executed import Card, CardError, Steps, finite, kernels_folder, of_batches, strays
+from tools.cuda_host.tests.conftest import TinyModel
 from tools.models import Shape, exchange_experts
 
 pytestmark = pytest.mark.skipif(

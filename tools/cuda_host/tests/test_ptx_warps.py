@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cuda_host.test_ptx import F2, F4, HEAD, I1, I4, U2, U4, N, elementwise
 from tools.cuda_host.ptx.launch import Kernel
+from tools.cuda_host.tests.test_ptx import F2, F4, HEAD, I1, I4, U2, U4, N, elementwise
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="fibers are written for x86-64")
 
