@@ -5,7 +5,7 @@
                                 [--seconds 540] [--quick] [--commit TEXT]
 
 Every engine runs in a process of its own. Finished cells are kept in OUT/cells. A run that has used up its
-seconds (exit code 3) is called again in the same way. OUT gets compare.md, compare.json and plots. Exit code
+seconds (exit code 3) is called again in the same way. OUT gets compare.md and compare.json. Exit code
 1 means that the page names cells that could not be run, or results that must not be (perplexities that
 differ).
 """
@@ -24,7 +24,7 @@ from typing import Any
 from bench.compare.cells import OUT_OF_TIME, ROOT
 from bench.compare.comparison import Comparison
 from bench.compare.likelihood import perplexity
-from bench.compare.page import breakdowns, plot, repeats, table, verdict
+from bench.compare.page import breakdowns, repeats, table, verdict
 from bench.compare.peer import NAMES
 from bench.compare.roofline import Bandwidths
 from bench.compare.rows import rows_of
@@ -131,7 +131,7 @@ def page(comparison: Comparison, bandwidths: Bandwidths | None, tables: list[str
 
 
 def conclude(comparison: Comparison, out: Path) -> None:
-    """Write the page, the figures and the plots."""
+    """Write the page and the figures."""
     bandwidths = comparison.bandwidths()
     rows = rows_of(comparison, bandwidths)
     tables = [
@@ -154,7 +154,6 @@ def conclude(comparison: Comparison, out: Path) -> None:
         "not_run": comparison.not_run,
     }
     (out / "compare.json").write_text(json.dumps(values, indent=1) + "\n")
-    plot(rows, out)
     print(text, end="")
 
 

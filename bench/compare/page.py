@@ -1,11 +1,10 @@
-"""Write the results as a Markdown page, and as plots."""
+"""Write the results as a Markdown page."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bench.compare.breakdown import Breakdown, breakdown_of, repair_table, time_table, use_table
@@ -272,46 +271,3 @@ def repeats(rows: list[Row]) -> list[str]:
         if row.repeated and row.decode
     ]
     return ["Repeated at the end: " + "; ".join(lines) + "."] if lines else []
-
-
-def _share(budget: str) -> float:
-    return float(budget.rstrip("%"))
-
-
-def plot(rows: list[Row], folder: Path) -> list[Path]:
-    """Plot decoding speed over the budget, one figure per context. Needs matplotlib; plots nothing without
-    it."""
-    try:
-        import matplotlib
-    except ImportError:
-        return []
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    made = []
-    for context in dict.fromkeys(row.context for row in rows):
-        mine = [row for row in rows if row.context == context]
-        budgets = sorted({row.budget for row in mine if row.budget != "-"}, key=_share)
-        figure, axis = pyplot.subplots(figsize=(8, 4.5))
-        for name in dict.fromkeys(row.engine for row in mine):
-            points = {row.budget: row.decode for row in mine if row.engine == name}
-            if "-" in points:
-                axis.axhline(points["-"], linestyle=":", color="gray")
-                axis.annotate(name, (0, points["-"]), fontsize=7)
-            else:
-                places = [i for i, budget in enumerate(budgets) if budget in points]
-                axis.plot(places, [points[budgets[i]] for i in places], marker="o", label=name)
-        axis.set(
-            xlabel="experts on the device",
-            ylabel="tokens/s, decoding, warm",
-            title=f"{context} tokens of prompt",
-        )
-        axis.set_xticks(range(len(budgets)), budgets)
-        axis.set_ylim(bottom=0)
-        if axis.lines and budgets:
-            axis.legend(fontsize=7)
-        figure.tight_layout()
-        made.append(folder / f"decode-{context}.png")
-        figure.savefig(made[-1], dpi=120)
-        pyplot.close(figure)
-    return made
