@@ -1,4 +1,4 @@
-"""Show where a step's time goes, what link and memory carry meanwhile, and what a repair would be worth."""
+"""Show where a step's time goes, and what link and memory carry meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.compare.job import Result, Run
+from bench.compare.job import Run
 from bench.compare.roofline import Bandwidths, Weights
 
 
@@ -23,11 +23,6 @@ class Breakdown:
     scheduler: float | None = None
     rest: float = 0.0  # sampling, accepting, the governor, Python
     counts: dict[str, float] = field(default_factory=dict)  # figures that are not times, by name
-
-    @property
-    def speed(self) -> float:
-        """Return tokens per second."""
-        return self.counts["tokens"] / self.step * 1e3
 
 
 def breakdown_of(runs: Sequence[Run]) -> Breakdown | None:
@@ -81,42 +76,6 @@ def cpu_rate(parts: Breakdown, target: Weights) -> float | None:
     return missed * target.expert / (parts.experts / 1e3) if parts.experts and missed > 0 else None
 
 
-def repairs(
-    result: Result, parts: Breakdown, bandwidths: Bandwidths | None, target: Weights, draft: Weights | None
-) -> dict[str, float]:
-    """Return tokens per second if one thing were as good as possible and everything else stayed as it is.
-
-    The time of experts on the CPU is taken to scale with the distinct experts that are missing. The device's
-    extra time for experts that are resident instead is not counted.
-    """
-    tokens, found = parts.counts["tokens"], {}
-
-    def if_saved(name: str, milliseconds: float | None) -> None:
-        if milliseconds is not None and milliseconds > 0:
-            found[name] = tokens / max(parts.step - milliseconds, 1e-6) * 1e3
-
-    if_saved("no waits", parts.waits)
-    if_saved("no time to queue", parts.queue)
-    if_saved("no scheduler", parts.scheduler)
-    if_saved("nothing else", parts.rest)
-    missed = parts.counts.get("distinct", 0.0) - parts.counts.get("resident", 0.0)
-    if parts.experts and missed > 0:
-        if result.bound is not None:
-            least = (1 - result.bound) * parts.counts["distinct"]
-            if_saved("Belady's hits", parts.experts * (1 - least / missed))
-        if bandwidths is not None:
-            if_saved(
-                "experts at DRAM's speed", parts.experts - missed * target.expert / bandwidths.dram * 1e3
-            )
-        if_saved("all resident", parts.experts)
-    if parts.draft and draft is not None and bandwidths is not None:
-        if_saved(
-            "drafts at full speed",
-            parts.draft - parts.counts["drafted"] * draft.dense / bandwidths.device * 1e3,
-        )
-    return found
-
-
 NAMES = {
     "step": "step", "draft": "draft", "waits": "waits", "experts": "experts on the CPU", "queue": "queueing",
     "dense": "dense, host", "scheduler": "scheduler", "rest": "rest",
@@ -152,18 +111,3 @@ def use_table(rows: Sequence[tuple[str, Breakdown]], bandwidths: Bandwidths | No
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) if len(lines) > 2 else ""
-
-
-def repair_table(rows: Sequence[tuple[str, float, dict[str, float]]]) -> str:
-    """Return Markdown of the predicted speeds: (engine, its tokens per second, `repairs`)."""
-    names = list(dict.fromkeys(name for _, _, found in rows for name in found))
-    if not names:
-        return ""
-    lines = [
-        "| tok/s, with | as it is | " + " | ".join(names) + " |",
-        "| --- |" + " ---: |" * (len(names) + 1),
-    ]
-    for engine, now, found in rows:
-        values = " | ".join(f"{found[name]:.1f}" if name in found else "" for name in names)
-        lines.append(f"| {engine} | {now:.1f} | {values} |")
-    return "\n".join(lines)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.compare.breakdown import Breakdown, breakdown_of, repair_table, time_table, use_table
+from bench.compare.breakdown import Breakdown, breakdown_of, time_table, use_table
 from bench.compare.cells import Cell
 from bench.compare.job import Result, Run, warm
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
@@ -42,7 +42,6 @@ class Row:
     first_token_cold_s: float
     follow_up_s: float | None  # first token of 200 tokens behind an answer; None: not measured
     breakdown: Breakdown | None
-    repairs: dict[str, float]  # tokens per second, by the part that was as good as possible
     repeated: float | None = None  # `decode` of the same cell, run again at the end
     kind: str = "spac"  # or "llama.cpp", "peer"
 
@@ -57,13 +56,11 @@ def row_of(
     n_cpu_moe: int | None,
     ideal: float | None,
     reference: list[list[int]] | None,
-    repaired: Callable[[Breakdown], dict[str, float]] = lambda _: {},
     again: Result | None = None,
 ) -> Row:
     """Compute a row.
 
-    `reference`: the texts that the first engine wrote; `repaired`: see `breakdown.repairs`; `again`: the
-    result of the same cell at the end.
+    `reference`: the texts that the first engine wrote; `again`: the result of the same cell at the end.
     """
     runs, measured = result.each, warm(result.each)
     drafted = sum(run.drafted for run in measured)
@@ -96,7 +93,6 @@ def row_of(
         first_token_cold_s=runs[0].first_token_s,
         follow_up_s=_median(result.follow_ups_s) if result.follow_ups_s else None,
         breakdown=parts,
-        repairs=repaired(parts) if parts else {},
         repeated=_median([run.decode_speed for run in warm(again.each)]) if again else None,
         kind=cell.engine.kind,
     )
@@ -158,17 +154,13 @@ def table(rows: list[Row]) -> str:
 
 
 def breakdowns(rows: list[Row], bandwidths: Bandwidths | None, target: Weights) -> str:
-    """Return Markdown per context and budget: where the steps' time goes, and what a repair would be
-    worth."""
+    """Return Markdown per context and budget: where the steps' time goes."""
     parts = []
     for context, budget, mine in _groups([row for row in rows if row.breakdown]):
         times = [(row.engine, row.breakdown) for row in mine if row.breakdown]
         used = use_table(times, bandwidths, target)
-        better = repair_table(  # beside the speed of the same steps, not the runs' median
-            [(row.engine, row.breakdown.speed, row.repairs) for row in mine if row.breakdown and row.repairs]
-        )
         title = f"### Where a step's time goes: {_where(budget, context)}"
-        parts += [part for part in (title, time_table(times), used, better) if part]
+        parts += [part for part in (title, time_table(times), used) if part]
     if not parts:
         return ""
     return "\n\n".join([*parts, _EXPLAINED])
@@ -194,8 +186,7 @@ def _where(budget: str, context: int) -> str:
 _EXPLAINED = (
     "Waits: the host waits for a layer's ids and input, and the device computes what is dense. Queueing: "
     "calls that queue launches, copies and joins. Dense, host: what is left of verification; all of it, for "
-    "llama.cpp. Unused: uploads that were evicted again without a use. The last table: tokens per second if "
-    "that one thing were as good as can be, and all else as it is."
+    "llama.cpp. Unused: uploads that were evicted again without a use."
 )
 _HEAD = (
     "engine", "decode tok/s", "range", "cold", "prefill tok/s", "first token", "cold", "follow-up",

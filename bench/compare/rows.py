@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.compare.breakdown import repairs
 from bench.compare.cells import Cell
 from bench.compare.job import Result
 from bench.compare.page import Demand, Row, ideal_speed, row_of
@@ -28,11 +26,9 @@ def rows_of(comparison: Comparison, bandwidths: Bandwidths | None) -> list[Row]:
         if not is_peer:
             texts.setdefault(cell.context, [run.tokens for run in result.each])
         ideal = None if bandwidths is None or is_peer else _ideal(comparison, cell, result, bandwidths)
-        draft = comparison.draft if cell.engine.speculates else None
-        repaired = partial(repairs, result, bandwidths=bandwidths, target=comparison.target, draft=draft)
         n_cpu_moe, again = comparison.n_cpu_moe.get(cell.key), comparison.again.get(cell.key)
         text = texts.get(cell.context)
-        row = row_of(cell, result, n_cpu_moe, ideal, None if is_peer else text, repaired, again)
+        row = row_of(cell, result, n_cpu_moe, ideal, None if is_peer else text, again)
         if is_peer and text is not None:
             row = replace(row, same_text=_is_same(comparison, result, text))
         found.append(row)
