@@ -11,7 +11,6 @@ from spac import _core
 from spac.config import EngineConfig, GraphTokens, SamplingConfig
 from spac.engine import Engine, graph_memory
 from spac.engine.prompt_graphs import PromptGraphs
-from spac.engine.prompt_times import Way
 from spac.errors import InputError
 from tests.engine.replay import Recording, replay
 from tools.compare import Settings
@@ -31,30 +30,9 @@ def config(target, **options):
 
 
 class Streams(SimpleNamespace):
-    """Prompts stream from `tokens` tokens on. The copies of a graph take a second, the CPU 10 ms a token."""
+    """Prompts stream from `tokens` tokens on. A `share` of the experts is in slots."""
 
-    is_fixed, share, graph_s = True, 0.5, 1.0
-
-    def use(self, *, streams, divides):
-        self.streams, self.divides = streams, divides
-
-    def split_s(self, n_tokens, resident):
-        return 0.01 * n_tokens * (1 - resident)
-
-
-def expect_copies(graphs):
-    """Teach the choice that a graph takes as long as the copies, for any size."""
-    for size in (SMALL, 1024):
-        graphs.times.observe(Way(True, size), size, 0, 1.0)
-    graphs._share = graphs._streams.share
-
-
-def engine_of(target, **options):
-    """Return an engine that chooses large graphs where it can."""
-    engine = Engine(config(target, **options))
-    if (graphs := engine.graphs) is not None:
-        expect_copies(graphs)
-    return engine
+    share, graph_s = 0.5, 1.0
 
 
 def run(engine, prompt=PROMPT):
@@ -94,7 +72,7 @@ def test_one_graph_gives_the_stock_librarys_text(target, in_small_graphs, refere
     settings = Settings(n_ctx=2048, n_batch=2048, n_ubatch=2048, n_threads=1, flash_attn=False)
     recording = Recording(str(target), PROMPT.tolist(), [[]] * N_TOKENS)
     assert replay(recording, settings, reference_lib, tmp_path)["tokens"][:N_TOKENS] == tokens
-    with engine_of(target) as engine:
+    with Engine(config(target)) as engine:
         found = run(engine)
         assert found[0] == tokens
         assert np.array_equal(found[1], probabilities)
@@ -110,10 +88,8 @@ def test_one_graph_gives_the_stock_librarys_text(target, in_small_graphs, refere
         engine.session.reset()
         assert run(engine, PROMPT[:300])[2] == WHOLE
         assert memory().n_device_buffers == made
-        # Where larger graphs do not pay any more, they are as small as before, in the larger buffers.
-        engine.graphs.times.forget()
-        for size in (SMALL, 1024):
-            engine.graphs.times.observe(Way(True, size), size, 0, size * 1e-3)
+        # Small graphs are as small as before, in the larger buffers.
+        engine.session.on("prompt_graph", lambda _pending, _failed: SMALL)
         before = engine.experts.stats
         engine.session.reset()
         again = run(engine)
@@ -143,7 +119,7 @@ def test_a_large_graph_that_does_not_stream_is_split(target):
 
 def test_without_memory_graphs_stay_small(target, in_small_graphs):
     (tokens, probabilities, _), _ = in_small_graphs
-    with engine_of(target) as engine:
+    with Engine(config(target)) as engine:
         _core.set_memory_limit("simulated", memory().used + (256 << 10))
         found = run(engine)
         assert found[0] == tokens
@@ -158,7 +134,6 @@ def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_sma
     with Engine(config(target, **({"stream_batch": 0} if where == "staging" else {}))) as engine:
         session = engine.session_with(temp=0.0, ignore_eos=True)
         graphs = PromptGraphs(engine._pair.target_context, engine.devices, Streams(tokens=64), engine.notes)
-        expect_copies(graphs)
         graphs.measure()
         graphs._that_fits = lambda: graphs._most  # it has been misled about what is free
         session.on("prompt_graph", graphs.choose)
@@ -180,7 +155,8 @@ def test_slots_leave_memory_to_graphs(tiny_model, monkeypatch):
     target = tiny_model("qwen3moe", n_expert=24, n_ff_exp=128)
 
     def found(**options):
-        with engine_of(target, slots="auto", vram_limit="14M", context_params={}, **options) as engine:
+        chosen = config(target, slots="auto", vram_limit="14M", context_params={}, **options)
+        with Engine(chosen) as engine:
             n_slots, n_tokens = engine.experts.slots.n_slots, run(engine)[2]
             engine.set_slots(3)
             engine.set_slots("auto")  # the buffers of the prompt stay
@@ -196,13 +172,13 @@ def test_slots_leave_memory_to_graphs(tiny_model, monkeypatch):
 
 
 class Graphs(PromptGraphs):
-    """Graphs of up to `fits` tokens, on the simulated device, whose prompts stream from `least` tokens on."""
+    """Graphs of up to `fits` tokens, whose prompts stream from `least` tokens on."""
 
-    def __init__(self, fits: int, least: int) -> None:
+    def __init__(self, fits: int, least: int, share: float = 0.5) -> None:
         context = SimpleNamespace(graph_tokens=SMALL, batch_tokens=8192)
         self.fits, self.notes = fits, list[str]()
-        device = SimpleNamespace(name="GPU0", shares_host_cores=False)
-        super().__init__(context, [device], Streams(tokens=least), self.notes)
+        device = SimpleNamespace(name="GPU0")
+        super().__init__(context, [device], Streams(tokens=least, share=share), self.notes)
 
     def _that_fits(self) -> int:
         return min(self.fits, self._most)
@@ -216,13 +192,19 @@ class Graphs(PromptGraphs):
         (8193, 8192, 64, 4097),  # two equal graphs
         (5000, 2048, 64, 1667),
         (5000, 512, 64, SMALL),
-        (1000, 8192, 1000, SMALL),  # at most as large as the CPU and the device compute together
+        (1000, 8192, 1000, 1000),
+        (999, 8192, 1000, SMALL),  # graphs of so few tokens do not stream
         (5000, 1024, 1001, SMALL),
         (5000, 8192, 0, SMALL),  # nothing streams
+        (300, 8192, 64, SMALL),
     ],
 )
 def test_graphs_are_few_and_equal(n_pending, fits, least, size):
     assert Graphs(fits, least).choose(n_pending, 0) == size
+
+
+def test_graphs_stay_small_if_all_experts_are_resident():
+    assert Graphs(8192, 64, share=1.0).choose(5000, 0) == SMALL
 
 
 def test_after_a_failure_graphs_are_half_as_large():

@@ -38,14 +38,17 @@ LAYERS = st.lists(
 )
 
 
-@given(UNITS, UNITS, LAYERS, st.floats(0, 1), st.integers(1, 600))
-def test_it_is_the_fewest_tokens_for_which_the_cpu_takes_longer(one, other, layers, resident, largest):
+@given(UNITS, UNITS, LAYERS, st.floats(0, 1), st.integers(50, 400), st.integers(1, 600))
+def test_it_is_the_fewest_tokens_for_which_the_cpu_takes_longer(one, other, layers, resident, small, largest):
     costs = costs_of(one, other)
     limit = stream_s(costs, layers, resident)
+    whole = split_s(costs, layers, resident, small)
     slower = [
-        n for n in range(StreamBatch.LEAST, largest + 1) if split_s(costs, layers, resident, n) >= limit
+        n
+        for n in range(StreamBatch.LEAST, largest + 1)
+        if n // small * whole + split_s(costs, layers, resident, n % small) >= limit
     ]
-    assert worth_it(costs, layers, resident, largest) == (slower[0] if slower else 0)
+    assert worth_it(costs, layers, resident, small, largest) == (slower[0] if slower else 0)
 
 
 def test_the_numbers_of_a_usual_machine():
@@ -54,11 +57,12 @@ def test_the_numbers_of_a_usual_machine():
     pair takes a tenth of it."""
     layers = [Layer(128, 8, 0)] * 3
     costs = Costs.guessed(layers)
-    assert worth_it(costs, layers, 0.0, 512) == 241
-    assert worth_it(costs, layers, 0.25, 512) == 241  # residents drop out on both sides
-    assert worth_it(costs, layers, 0.0, 128) == 0
+    assert worth_it(costs, layers, 0.0, 512, 512) == 241
+    assert worth_it(costs, layers, 0.25, 512, 512) == 241  # residents drop out on both sides
+    assert worth_it(costs, layers, 0.0, 512, 128) == 0
+    assert worth_it(costs, layers, 0.0, 128, 8192) < 241  # each graph that is split reads its experts
     fast = costs_of(replace(costs.experts[0], upload_s=0.0, device_expert_s=0.0))
-    assert worth_it(fast, layers, 0.0, 512) == StreamBatch.LEAST
+    assert worth_it(fast, layers, 0.0, 512, 512) == StreamBatch.LEAST
 
 
 class Slots:
@@ -79,7 +83,7 @@ class FakeExperts:
 def test_it_follows_the_costs_and_not_their_noise():
     layers = [Layer(128, 8, 0)]
     experts, costs = FakeExperts(layers), Costs.guessed(layers)
-    streams = PromptStreams(experts, StreamBatch(), 512)
+    streams = PromptStreams(experts, StreamBatch(), 512, 512)
 
     def update(link: float) -> int:
         [unit] = costs.experts
@@ -98,7 +102,7 @@ def test_it_follows_the_costs_and_not_their_noise():
 
 def test_a_number_is_that_number():
     experts = FakeExperts([Layer(128, 8, 0)])
-    streams = PromptStreams(experts, StreamBatch(7), 512)
+    streams = PromptStreams(experts, StreamBatch(7), 512, 512)
     for _ in range(2):
         streams.update(Costs.guessed(experts.layers))
     assert streams.tokens == 7
@@ -136,7 +140,7 @@ def test_the_statistics_say_what_is_in_force(tiny_model):
         assert not any("prompts:" in note for note in engine.notes)
     with Engine(config(target, "auto", deterministic=True, slots=4)) as engine:
         layers = engine.experts.layers
-        expected = worth_it(Costs.guessed(layers), layers, 4 / 15, 512)
+        expected = worth_it(Costs.guessed(layers), layers, 4 / 15, 512, 512)
         generation = engine.generate(text, 2)
         "".join(generation)
         stats = generation.stats

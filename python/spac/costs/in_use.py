@@ -54,11 +54,6 @@ class CostsInUse:
             self.measured = False
             self.estimator = CostEstimator(guess, layers, measured=False)
 
-    @property
-    def setting(self) -> str:
-        """A text that identifies everything on which the costs depend."""
-        return self._key.path.stem
-
     def observe(self, step: _core.Step, n_asked: int) -> None:
         """Learn from a step that has ended, which was asked for a draft of `n_asked` tokens."""
         self.estimator.observe_step(step, n_asked)

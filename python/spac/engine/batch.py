@@ -405,7 +405,6 @@ def open_batch(
     events.subscribe(session)
     if graphs is not None:
         session.on("prompt_graph", graphs.choose)
-        session.on("prompt_piece", graphs.observe)
     return Batch(
         session, BatchGovernor(alone, several, session.draft_max), between,
         prefill_share=config.prefill_share, piece=pair.target_context.graph_tokens,

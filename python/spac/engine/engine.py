@@ -120,10 +120,7 @@ class Engine:
                 self._notes.append(expert_cache.stream_note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
             device = "; ".join(f"{each.name}, {each.description}" for each in self.devices) or "cpu"
-            self._notes += self._files.begin(
-                driver, expert_cache.scheduler_options, self._trace, device,
-                self.graphs, expert_cache.costs.setting if expert_cache.costs is not None else "",
-            )  # fmt: skip
+            self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace, device)
             self.events.timeline = self._files.timeline
             self._single = SingleSession(
                 config, self._pair, expert_cache, self._trace, self.reading, self.events.subscribe
@@ -310,8 +307,6 @@ class Engine:
     def _after_call(self) -> None:
         """Follow the device's memory, and a driver that came with the first slots."""
         if self._memory is not None and self.experts is not None:
-            if (graphs := self.graphs) is not None:
-                graphs.take_back()
             self._memory.look()
             if self._host is not None and (note := self._host.look()):
                 self._say(note)

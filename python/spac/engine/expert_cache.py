@@ -5,7 +5,6 @@ It has the slots, the scheduler that fills them, the costs that the scheduler us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
 from spac.costs.in_use import CostsInUse, TokenTime
 from spac.engine.draft_experts import attach_copies, attach_draft, check_foretells
-from spac.engine.lent_slots import LentSlots
 from spac.engine.misses import Misses
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
@@ -122,11 +120,10 @@ class ExpertCache:
         chosen = is_auto and may_grow(context, forgets=forgets)
         largest = largest_graph(context) if chosen else context.graph_tokens
         self._experts.set_staged_tokens(context.graph_tokens)
-        self._streams = PromptStreams(self._experts, wanted, largest)
+        self._streams = PromptStreams(self._experts, wanted, context.graph_tokens, largest)
         self._streams.update(self._costs_of_prompts)
         if chosen:
-            slots = LentSlots(self._experts, context, self.resize)
-            self.graphs = PromptGraphs(context, self._pair.devices, self._streams, self._notes, slots)
+            self.graphs = PromptGraphs(context, self._pair.devices, self._streams, self._notes)
 
     def update_streams(self) -> None:
         """Update prefill streaming before a prompt with the costs learned since the last prompt."""
@@ -162,7 +159,6 @@ class ExpertCache:
         self._leave_draft()
         if self._experts is None:
             return None
-        self._experts.set_tail_stays(False)
         scheduler = chosen if isinstance(chosen, Scheduler) else self._make(chosen)
         if scheduler.wants_draft_routes:
             check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
@@ -190,22 +186,21 @@ class ExpertCache:
         self.driver = Driver(scheduler, self._experts, costs, routes)
         self._routes = routes
         self.driver.start()
-        # Which slots are free in time depends on the device's speed.
-        self._experts.set_tail_stays(scheduler.sees_prompts and not self._config.deterministic)
         # A plan that comes while a token is drafted makes the residency depend on timing.
         if routes is not None and Event.DRAFT_LAYER in scheduler.events and not self._config.deterministic:
             routes.listen(self.driver.layer_drafted)
         return self.driver
 
-    def resize(self, n_slots: int, free: Sequence[int] | None = None) -> None:
+    def resize(self, n_slots: int) -> None:
         """Replace the slots by `n_slots` slots, or fewer if a device refuses so many.
 
-        They leave `free` bytes of each device as far as possible, and its margin by default. The slots are
-        empty at first, and the reconciler copies the experts of the plan. Call this between the steps of a
-        session.
+        They leave the margin of each device free, and with `auto` also memory for graphs of prompts. The
+        slots are empty at first, and the reconciler copies the experts of the plan. Call this between the
+        steps of a session.
         """
         assert self._experts is not None
-        if free is None and self._config.slots.is_auto:
+        free = None
+        if self._config.slots.is_auto:
             free = beside_graphs(self._experts, self.graphs, spares(self._experts))
         attach_at_most(self._experts, n_slots, free)
         self._experts.set_lookahead(self.lookahead)

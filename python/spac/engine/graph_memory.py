@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -55,15 +55,6 @@ class GraphMemory:
         """Return the bytes of a device that graphs of `n_tokens` take beyond those of the small graphs."""
         return ceil((n_tokens - self._small) * self._token_bytes.get(name, 0.0))
 
-    def spare(self, name: str) -> int:
-        """Return the bytes of a device that graphs leave to the driver's libraries."""
-        device = self._devices[name]
-        return margin(_memory(name).size, shares_host_memory=device.shares_host_memory)
-
-    def free(self, name: str) -> int:
-        """Return the bytes of a device that are free now."""
-        return _memory(name).free
-
     def room(self, name: str, free: int) -> int:
         """Return the bytes of a device's `free` ones that slots leave to larger graphs.
 
@@ -72,21 +63,14 @@ class GraphMemory:
         taken = self.more(name, self._context.graph_tokens)
         return max(0, min(self.more(name, self._most), int((free + taken) * ROOM_SHARE)) - taken)
 
-    def fits(self, step: int, without: Collection[str] = ()) -> int:
-        """Return the tokens of the largest graph for which devices have memory now, in steps.
-
-        All devices count, except those of the names in `without`.
-        """
+    def fits(self, step: int) -> int:
+        """Return the tokens of the largest graph for which all devices have memory now, in steps."""
         if not self.known:
             return self._small
-        return min(
-            (self._fits_on(name, step) for name in self._devices if name not in without), default=self._most
-        )
+        return min((self._fits_on(name, step) for name in self._devices), default=self._most)
 
     def _fits_on(self, name: str, step: int) -> int:
-        free = self.free(name) - self.spare(name) + self.more(name, self._context.graph_tokens)
+        memory = next(each.memory for each in _core.devices() if each.name == name)
+        spare = margin(memory.size, shares_host_memory=self._devices[name].shares_host_memory)
+        free = memory.free - spare + self.more(name, self._context.graph_tokens)
         return (self._small + int(max(0, free) / self._token_bytes[name])) // step * step
-
-
-def _memory(name: str) -> _core.DeviceMemory:
-    return next(each.memory for each in _core.devices() if each.name == name)

@@ -8,9 +8,11 @@ token:
     T_stream   = max(upload_s · (N - r), device_expert_s · N)
     T_split(n) = T_cpu of k n (1 - r/N) activations of (N - r) (1 - (1 - k/N)^n) distinct experts
 
-Both are summed over the layers; T_cpu is that of `ExpertCosts`. The formula draws each token's experts
+Both are summed over the layers; T_cpu is that of `ExpertCosts`. More tokens than the context's own graphs
+have are split in several such graphs, each of which reads its experts. The formula draws each token's experts
 uniformly, which is the worst case for the CPU. From some dozens of tokens on, nearly every expert is used in
-any case.
+any case. The unit times are those that every step and every copy correct (`spac.costs`). Nothing is measured
+for prompts alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from spac.config.values import StreamBatch
 from spac.costs import Costs
-from spac.engine.misses import unit_times
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -65,26 +66,32 @@ def split_s(costs: Costs, layers: Sequence[Layer], resident: float, n_tokens: in
     return total
 
 
-def worth_it(costs: Costs, layers: Sequence[Layer], resident: float, largest: int) -> int:
+def worth_it(costs: Costs, layers: Sequence[Layer], resident: float, small: int, largest: int) -> int:
     """Return the fewest tokens of a graph from which on streaming is expected to be as fast as the split.
 
-    The result is from `StreamBatch.LEAST` to `largest`, or 0 if streaming is slower for all of them.
+    The split has graphs of at most `small` tokens. The result is from `StreamBatch.LEAST` to `largest`, or 0
+    if streaming is slower for all of them.
     """
     sizes = range(StreamBatch.LEAST, largest + 1)
     limit = stream_s(costs, layers, resident)
-    i = bisect_left(sizes, True, key=lambda n: split_s(costs, layers, resident, n) >= limit)
+    one = split_s(costs, layers, resident, small)
+
+    def is_slower(n: int) -> bool:
+        return n // small * one + split_s(costs, layers, resident, n % small) >= limit
+
+    i = bisect_left(sizes, True, key=is_slower)
     return sizes[i] if i < len(sizes) else 0
 
 
 class PromptStreams:
     """Sets the number of tokens from which on a model's experts stream, and keeps it up to date."""
 
-    def __init__(self, experts: _core.Experts, wanted: StreamBatch, largest: int) -> None:
-        """Store the setting; `largest` is the largest number of tokens in a graph."""
-        self._experts, self._wanted, self._largest = experts, wanted, largest
-        self._tokens = self._in_force = 0
-        self._share = 0.0  # number of slots divided by the number of experts
-        self._costs: Costs | None = None
+    def __init__(self, experts: _core.Experts, wanted: StreamBatch, small: int, largest: int) -> None:
+        """Store the setting; graphs have `small` tokens if they are split, and `largest` at most."""
+        self._experts, self._wanted, self._small, self._largest = experts, wanted, small, largest
+        self._tokens = 0
+        self.share = 0.0
+        """The number of slots divided by the number of experts."""
         self.graph_s = 0.0
         """The estimated seconds in which a graph's experts come to the device."""
 
@@ -96,7 +103,7 @@ class PromptStreams:
     @property
     def note(self) -> str:
         """A note for the user with the estimate; "" if there is none."""
-        if self._wanted.tokens is not None or self._share == 1:
+        if self._wanted.tokens is not None or self.share == 1:
             return ""
         if not self._tokens:
             return "prompts: split, for experts would come to the device slower than the CPU computes them"
@@ -105,52 +112,17 @@ class PromptStreams:
     def update(self, costs: Costs) -> None:
         """Estimate the number of tokens again, between two prompts, with the current costs."""
         layers = self._experts.layers
-        self._costs = costs
-        self._share = self._experts.slots.n_slots / max(1, sum(layer.n_expert for layer in layers))
-        self.graph_s = stream_s(costs, layers, self._share)
+        self.share = self._experts.slots.n_slots / max(1, sum(layer.n_expert for layer in layers))
+        self.graph_s = stream_s(costs, layers, self.share)
         if self._wanted.tokens is not None:
             self._set(self._wanted.tokens)
             return
-        tokens = worth_it(costs, layers, self._share, self._largest)
+        tokens = worth_it(costs, layers, self.share, self._small, self._largest)
         known = self._tokens
         is_new = not tokens or not known or abs(tokens - known) > _SETTLED * known
         self._set(tokens if is_new else known)
 
-    def upload_s(self, n_experts: int) -> float:
-        """Return the estimated seconds in which so many experts of the mean layer come to the device."""
-        layers = self._experts.layers
-        if self._costs is None:
-            return 0.0
-        seconds = sum(layer.n_expert * self._costs.experts[layer.pool].upload_s for layer in layers)
-        return seconds * n_experts / max(1, sum(layer.n_expert for layer in layers))
-
-    @property
-    def share(self) -> float:
-        """The number of slots divided by the number of experts."""
-        return self._share
-
-    @property
-    def is_fixed(self) -> bool:
-        """True if the user has given the number of tokens."""
-        return self._wanted.tokens is not None
-
-    def use(self, *, streams: bool, divides: bool = False) -> None:
-        """Stream, divide or split the next graphs, whatever the estimate says. It changes no fixed number."""
-        if not self.is_fixed:
-            self._force(StreamBatch.LEAST if streams else 0)
-            if divides and self._costs is not None:
-                self._experts.set_miss_costs(unit_times(self._costs))
-            self._experts.set_stream_divides(divides)
-
-    def split_s(self, n_tokens: int, resident: float) -> float:
-        """Return the estimated seconds of a graph that is split; `resident` is the share in slots."""
-        return split_s(self._costs, self._experts.layers, resident, n_tokens) if self._costs else 0.0
-
     def _set(self, tokens: int) -> None:
-        self._tokens = tokens
-        self._force(tokens)
-
-    def _force(self, tokens: int) -> None:
-        if tokens != self._in_force:
-            self._in_force = tokens
+        if tokens != self._tokens:
+            self._tokens = tokens
             self._experts.set_stream_tokens(tokens)

@@ -16,7 +16,6 @@ from spac.stats.timeline import Timeline
 if TYPE_CHECKING:
     import spac._core as _core
     from spac.config import EngineConfig
-    from spac.engine.prompt_graphs import PromptGraphs
     from spac.scheduler.driver import Driver
 
 _COLD = "starts cold, and replaces it at the end"
@@ -32,8 +31,7 @@ class RunFiles:
         # An object's name does not tell which class it is of, so only schedulers by name are kept.
         by_name = isinstance(config.scheduler, SchedulerChoice)
         self._keeps = by_name and config.keeps_state and env.STATE.get() != "off"
-        self._device = self._setting = ""
-        self._graphs: PromptGraphs | None = None
+        self._device = ""
         self._timeline_path = Path(config.timeline) if config.timeline else None
         check_outputs({"--state": self._state_path, "--timeline": self._timeline_path})
         self._state = WarmState.load(self._state_path) if self._state_path is not None else None
@@ -41,20 +39,13 @@ class RunFiles:
         """The timeline while it records; None before and after."""
 
     def begin(
-        self,
-        driver: Driver | None,
-        options: Mapping[str, Any],
-        trace: _core.Trace,
-        device: str,
-        graphs: PromptGraphs | None = None,
-        setting: str = "",
+        self, driver: Driver | None, options: Mapping[str, Any], trace: _core.Trace, device: str
     ) -> list[str]:
         """Restore the warm state, start the timeline, and return notes for the user.
 
-        `options` are the scheduler's options, `device` is a text that identifies the device. `graphs` have
-        the measured times of prompts, which hold for the machine and the settings that `setting` identifies.
+        `options` are the scheduler's options, `device` is a text that identifies the device.
         """
-        self._device, self._graphs, self._setting = device, graphs, setting
+        self._device = device
         if self._timeline_path is not None:
             self.timeline = Timeline(self._timeline_path, trace)
         if self._keeps and driver is not None:
@@ -93,7 +84,7 @@ class RunFiles:
             scheduler.restore(scheduler.for_new_text(state.learned))
         if Event.VERIFY_END in scheduler.events:  # Other schedulers give their whole plan at the start.
             driver.resume(state.plan)
-        return self._resume_prompts(state)
+        return ""
 
     def _misfit(self, state: WarmState, driver: Driver, options: dict[str, Any]) -> str:
         """Return why a state does not fit, else ""."""
@@ -108,18 +99,6 @@ class RunFiles:
             return f"not one that scheduler '{scheduler.name}' can go on from: {fault}"
         if state.plan.priority.shape != driver.plan.priority.shape:
             return "a plan of another shape"
-        return ""
-
-    def _resume_prompts(self, state: WarmState) -> str:
-        """Restore the measured times of prompts, and return why they cannot be used, else ""."""
-        if self._graphs is None or not len(state.prompts.get("times", ())):
-            return ""
-        if state.setting != self._setting:
-            return "times of prompts on another machine or with other settings, which are measured anew"
-        try:
-            self._graphs.restore(state.prompts)
-        except (KeyError, TypeError, ValueError):
-            return "damaged times of prompts, which are measured anew"
         return ""
 
     def end(self, driver: Driver | None, options: Mapping[str, Any], about: dict[str, Any]) -> list[str]:
@@ -148,8 +127,7 @@ class RunFiles:
     def _state_of(self, driver: Driver, options: Mapping[str, Any]) -> WarmState:
         facts, scheduler = facts_of(self._target, driver.layers), driver.scheduler
         learned, plan = scheduler.state(), driver.plan
-        prompts = self._graphs.state() if self._graphs is not None else {}
-        return WarmState(facts, scheduler.name, dict(options), learned, plan, prompts, self._setting)
+        return WarmState(facts, scheduler.name, dict(options), learned, plan)
 
     def _keep(self, state: WarmState) -> list[str]:
         """Write the state into the cache folder, and return a note if that fails."""

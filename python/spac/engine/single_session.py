@@ -104,8 +104,6 @@ class SingleSession:
         )
         self._opened(session)
         session.on("prompt_graph", self._choose_graph)
-        if (graphs := self._expert_cache.graphs) is not None:
-            session.on("prompt_piece", graphs.observe)
         return session
 
     def _choose_graph(self, n_pending: int, n_failed: int) -> int:

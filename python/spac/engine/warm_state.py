@@ -1,4 +1,4 @@
-"""The warm state of an engine in a file: the scheduler's learned arrays, its last plan, and times of prompts.
+"""The warm state of an engine in a file: the scheduler's learned arrays and its last plan.
 
 The file is a `.npz` archive of numpy arrays without pickled objects, written whole or not at all. Its entry
 `about` is JSON. It has the version of the format, the scheduler's name and options, and the facts that
@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 MOST_BYTES = 512 << 20
 """The most bytes of kept states. A model of 48 layers of 128 experts has 13 MB with `logistic`."""
-_LEARNED, _PROMPTS = "scheduler.", "prompts."  # prefixes of the arrays' names
+_LEARNED = "scheduler."  # the prefix of the arrays' names
 
 Facts = dict[str, Any]
 
@@ -103,10 +103,6 @@ class WarmState:
     """The arrays that `Scheduler.state` returns."""
     plan: Plan
     """The plan that was in force."""
-    prompts: StateArrays = field(default_factory=dict)
-    """The arrays that `PromptGraphs.state` returns; empty if the graphs of prompts were not chosen."""
-    setting: str = ""
-    """A text that identifies the machine and the settings on which the times of prompts depend."""
 
     def differences(self, facts: Facts) -> list[str]:
         """Return the names of the facts that differ from `facts`, in words; empty if the state fits."""
@@ -119,10 +115,8 @@ class WarmState:
             "scheduler": self.scheduler,
             "options": self.options,
             "target": self.facts,
-            "setting": self.setting,
         }
         arrays = {_LEARNED + name: array for name, array in self.learned.items()}
-        arrays |= {_PROMPTS + name: array for name, array in self.prompts.items()}
         data = io.BytesIO()
         np.savez(  # Compressing would take seconds where tables are large.
             data,
@@ -164,14 +158,13 @@ class WarmState:
             )
         try:
             plan = Plan(arrays.pop("priority"), arrays.pop("threshold"))
-            prompts = {
-                name.removeprefix(_PROMPTS): arrays.pop(name)
-                for name in list(arrays)
-                if name.startswith(_PROMPTS)
+            learned = {
+                name.removeprefix(_LEARNED): array
+                for name, array in arrays.items()
+                if name.startswith(_LEARNED)
             }
-            learned = {name.removeprefix(_LEARNED): array for name, array in arrays.items()}
             facts, scheduler, options = dict(about["target"]), str(about["scheduler"]), dict(about["options"])
-            return cls(facts, scheduler, options, learned, plan, prompts, str(about.get("setting", "")))
+            return cls(facts, scheduler, options, learned, plan)
         except (InputError, KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{path}: a damaged state: delete it, or name another --state file") from None
 

@@ -64,7 +64,6 @@ class LentExperts:
             return
         if scheduler.sees_prompts:
             experts.set_tail_tokens(_TAIL_TOKENS)
-        experts.set_tail_stays(scheduler.sees_prompts)
         is_real = not any(device.shares_host_cores for device in holders(experts))
         if is_real and scheduler.lookahead != 0:
             experts.set_lookahead(scheduler.lookahead or DEFAULT_LOOKAHEAD)
@@ -77,7 +76,7 @@ class LentExperts:
         if wanted is None:
             is_slow = any(device.shares_host_cores for device in holders(self.experts))
             wanted = StreamBatch(0 if is_slow else None)
-        streams = PromptStreams(self.experts, wanted, _LARGEST_GRAPH)
+        streams = PromptStreams(self.experts, wanted, _LARGEST_GRAPH, _LARGEST_GRAPH)
         streams.update(Costs.guessed(self.experts.layers))
 
     def _attach(self) -> None:
