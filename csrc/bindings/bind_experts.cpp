@@ -41,12 +41,10 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(download_bytes);
     SPAC_STAT(join_bytes);
     SPAC_STAT(blocks_streamed);
-    SPAC_STAT(blocks_divided);
     SPAC_STAT(stream_bytes);
     SPAC_STAT(stream_slot_bytes);
     SPAC_STAT(stream_ring_bytes);
     SPAC_STAT(blocks_exchanged);
-    SPAC_STAT(tail_experts);
     SPAC_STAT(foreseen);
     SPAC_STAT(foreseen_right);
     SPAC_STAT(graphs_prepared);
@@ -260,10 +258,8 @@ void bind_experts(py::module_ & m) {
         .def_property_readonly("trace", [](const Experts & experts) { return experts.trace(); })
         .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
         .def("set_lookahead", at_home(&Experts::set_lookahead), py::arg("n_layers"), Release())
-        .def("set_tail_stays", at_home(&Experts::set_tail_stays), py::arg("stays"), Release())
         .def("set_tail_tokens", at_home(&Experts::set_tail_tokens), py::arg("n_tokens"), Release())
         .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())
-        .def("set_stream_divides", at_home(&Experts::set_stream_divides), py::arg("divides"), Release())
         .def("set_staged_tokens", at_home(&Experts::set_staged_tokens), py::arg("n_most"), Release())
         .def("set_miss", &set_miss, py::arg("how"), py::arg("most_recent") = false)
         .def("set_miss_costs", &set_miss_costs, py::arg("costs"))

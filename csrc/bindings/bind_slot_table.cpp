@@ -3,7 +3,7 @@
 #include "bindings/bindings.h"
 #include "core/copy_runs.h"
 #include "core/error.h"
-#include "core/miss_balance.h"
+#include "core/miss_division.h"
 #include "core/pinned_ranges.h"
 #include "core/residency.h"
 #include "core/slot_table.h"
@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -115,20 +114,6 @@ class Steps {
         residency_.finish_misses(misses_.front(), retired);
         misses_.pop_front();
     }
-    // Begins what stays of a prompt's last tokens in a layer.
-    py::list begin_tail(int layer, const std::vector<int32_t> & counts, int n_tokens) {
-        checked(residency_.table(), layer, static_cast<int>(counts.size()) - 1);
-        spac::Residency::Retired retired;
-        tails_.push_back(residency_.begin_tail(layer, counts, n_tokens, retired));
-        return listed(tails_.back());
-    }
-    void end_tail(bool copied) {
-        spac::Residency::Retired retired;
-        for (const auto & loads : std::exchange(tails_, {})) {
-            residency_.finish(loads, copied, retired);
-        }
-        residency_.end_tail();
-    }
     void foresee(int layer, const std::vector<int32_t> & experts) {
         residency_.foresee(layer, all_checked(layer, experts));
     }
@@ -155,7 +140,6 @@ class Steps {
     spac::Residency                                residency_;
     std::deque<std::vector<spac::Residency::Load>> batches_;
     std::deque<spac::Residency::Misses>            misses_;
-    std::deque<std::vector<spac::Residency::Load>> tails_;
 };
 
 // Returns a list of (kind, load, evict or None). The kind is "use_free", "wait" or "use_evicted".
@@ -199,8 +183,6 @@ void bind_slot_table(py::module_ & m) {
         .def("begin_misses", &Steps::begin_misses, py::arg("layer"), py::arg("missing"), py::arg("used"),
              py::arg("cursor"), py::arg("most_recent"), py::arg("force"))
         .def("finish_misses", &Steps::finish_misses)
-        .def("begin_tail", &Steps::begin_tail, py::arg("layer"), py::arg("counts"), py::arg("n_tokens"))
-        .def("end_tail", &Steps::end_tail, py::arg("copied"))
         .def("foresee", &Steps::foresee, py::arg("layer"), py::arg("experts"))
         .def("note_used", &Steps::note_used, py::arg("layer"), py::arg("experts"))
         .def("mask",
@@ -244,22 +226,6 @@ void bind_slot_table(py::module_ & m) {
         },
         py::arg("costs"), py::arg("rows"), py::arg("n_resident"), py::arg("most"),
         "Return how many of a layer's missing experts the link brings, those with the most rows.");
-    py::class_<spac::MissBalance>(m, "MissBalance")
-        .def(py::init())
-        .def(
-            "divide",
-            [](const spac::MissBalance & balance, const std::array<double, 6> & costs, const std::vector<int> & rows,
-               int n_resident) {
-                const spac::MissCosts now = balance.corrected(spac::bindings::miss_costs(costs));
-                const int  n_link = spac::experts_over_link(now, rows, n_resident, static_cast<int>(rows.size()));
-                const auto pairs  = std::accumulate(rows.begin() + n_link, rows.end(), int64_t{0});
-                const int  n_cpu  = static_cast<int>(rows.size()) - n_link;
-                return std::make_tuple(n_link, spac::divided_ns(now, n_cpu, pairs, 0, 0),
-                                       spac::divided_ns(now, 0, 0, n_link, n_resident));
-            },
-            py::arg("costs"), py::arg("rows"), py::arg("n_resident"))
-        .def("note_cpu", &spac::MissBalance::note_cpu, py::arg("expected_ns"), py::arg("ns"))
-        .def("note_device", &spac::MissBalance::note_device, py::arg("expected_ns"), py::arg("ns"), py::arg("seen"));
     using Extents = std::vector<std::pair<uintptr_t, uintptr_t>>;
     m.def(
         "pin_slices",

@@ -56,12 +56,12 @@ py::array_t<LayerCost> layer_costs(const Step & self) {
 } // namespace
 
 void check_callback(const std::string & event, const py::object & callback) {
-    static const char * const known[] = {"draft_token",  "draft_end",    "verify_layer", "verify_end",
-                                         "prompt_graph", "prompt_piece", "prompt_tail"};
+    static const char * const known[] = {"draft_token", "draft_end",    "verify_layer",
+                                         "verify_end",  "prompt_graph", "prompt_tail"};
     if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
         throw InputError("unknown event '" + event +
                          "', known are draft_token, draft_end, verify_layer, verify_end, "
-                         "prompt_graph, prompt_piece, prompt_tail");
+                         "prompt_graph, prompt_tail");
     }
     if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0) {
         throw InputError("the callback of " + event + " is " + describe(callback) +
@@ -106,12 +106,6 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
         result.prompt_graph = [callback](int n_pending, int n_failed) {
             const py::gil_scoped_acquire acquire;
             return callback(n_pending, n_failed).cast<int>();
-        };
-    }
-    if (const auto callback = find("prompt_piece")) {
-        result.prompt_piece = [callback](int n_tokens, int n_past, int64_t ns) {
-            const py::gil_scoped_acquire acquire;
-            callback(n_tokens, n_past, ns);
         };
     }
     if (const auto callback = find("prompt_tail")) {

@@ -1,26 +1,20 @@
 #include "core/copy_runs.h"
 
-#include <algorithm>
-
 namespace spac {
 
 std::vector<CopyRun> copy_runs(const std::vector<int32_t> & slot_of, size_t expert_bytes, size_t copy_bytes) {
     std::vector<CopyRun> runs;
     const int            n        = static_cast<int>(slot_of.size());
-    const auto           kind     = [&](int e) { return std::min(slot_of[e], int32_t{0}); };
     const auto           add_link = [&](int first, int count) {
-        if (!runs.empty() && runs.back().slot < 0 && runs.back().first + runs.back().count == first) {
+        if (!runs.empty() && runs.back().slot < 0) {
             runs.back().count += count;
         } else {
             runs.push_back({first, count, -1});
         }
     };
     for (int first = 0, end = 0; first < n; first = end) {
-        while (end < n && kind(end) == kind(first)) {
+        while (end < n && (slot_of[end] < 0) == (slot_of[first] < 0)) {
             ++end;
-        }
-        if (slot_of[first] == not_wanted) {
-            continue;
         }
         const auto count = static_cast<size_t>(end - first);
         // Copying slots takes a copy for each of them, and one for what follows them over the link.

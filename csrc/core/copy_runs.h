@@ -1,5 +1,5 @@
-// Finds where the experts of a layer come from when they are wanted side by side on the device. Those with a slot are
-// copied there, the others come over the link, neighbours in one copy.
+// Finds where the experts of a layer come from when all of them are wanted side by side on the device. Those with a
+// slot are copied there, the others come over the link, neighbours in one copy.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,7 @@ struct CopyRun {
     int slot; // slot of the first, which the others' follow; -1: over the link
 };
 
-// The value of slot_of of an expert that is not wanted.
-constexpr int32_t not_wanted = -2;
-
-// Returns the runs that make up the wanted experts in order. `slot_of[e]` is -1 if an expert has no slot. An expert has
+// Returns the runs that make up experts 0, 1, … in order. `slot_of[e]` is -1 if an expert has none. An expert has
 // `expert_bytes` of the weight that is copied. The link moves `copy_bytes` in the time that one more copy takes. So
 // residents come over the link too where that is no slower than the copies that it saves.
 std::vector<CopyRun> copy_runs(const std::vector<int32_t> & slot_of, size_t expert_bytes, size_t copy_bytes);

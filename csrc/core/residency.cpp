@@ -69,7 +69,7 @@ std::vector<ExpertId> Residency::foreseen() const {
 
 std::vector<SlotTable::Action> Residency::choose(const Plan & plan, int cursor, const SlotTable::Limits & limits,
                                                  const std::vector<ExpertId> & urgent) const {
-    if (plan.n_layer == 0 || !tail_owed_.empty()) {
+    if (plan.n_layer == 0) {
         return {};
     }
     SlotTable::Marks marks = loading_; // no load and no eviction: a slot that is being written has no lease yet
@@ -87,7 +87,7 @@ std::vector<SlotTable::Action> Residency::choose(const Plan & plan, int cursor, 
 std::vector<Residency::Load> Residency::begin(const std::vector<SlotTable::Action> & actions, Retired & retired) {
     std::vector<Load> loads;
     evictions_.clear();
-    settled_ = actions.empty() && !retry_ && tail_owed_.empty();
+    settled_ = actions.empty() && !retry_;
     for (const SlotTable::Action & action : actions) {
         if (action.kind == SlotTable::Action::use_free) {
             const ExpertId id             = action.load;
@@ -158,60 +158,6 @@ std::shared_ptr<const Mask> Residency::publish(ExpertId id, std::shared_ptr<cons
     next->slot_of[id.expert] = slot;
     next->leases[id.expert]  = std::move(lease);
     return std::exchange(masks_[id.layer], std::move(next));
-}
-
-// ---- the end of a prompt
-
-std::vector<Residency::Load> Residency::begin_tail(int layer, const std::vector<int32_t> & counts, int n_tokens,
-                                                   Retired & retired) {
-    struct Place {
-        int  score, expert;
-        bool resident;
-    };
-    take_back();
-    evictions_.clear();
-    tail_owed_.resize(table_.n_pool(), 0);
-    const Mask &       mask = *masks_[layer];
-    std::vector<Place> places;
-    for (int e = 0; e < table_.n_expert(layer); ++e) {
-        const bool resident = mask.slot_of[e] >= 0;
-        if (resident || (counts[e] > 0 && table_.slot_of({layer, e}) < 0)) {
-            places.push_back({counts[e] + (resident ? n_tokens / 8 : 0), e, resident});
-        }
-    }
-    std::stable_sort(places.begin(), places.end(), [](const Place & a, const Place & b) { return a.score > b.score; });
-
-    const int pool = table_.pool_of(layer), n_free = table_.n_free(pool);
-    int       n_left = 0; // layers from here on that have slots: other devices' layers have none here
-    for (int il = layer; il < table_.n_layer(); ++il) {
-        n_left += il == layer || table_.n_slots(table_.pool_of(il)) > 0;
-    }
-    const int  owed  = std::min(tail_owed_[pool], n_free);
-    const int  share = (n_free - owed) / n_left; // of the slots that nobody uses
-    const auto quota = static_cast<size_t>(mask.n_resident + share);
-
-    std::vector<Load> loads;
-    for (size_t i = 0; i < places.size(); ++i) {
-        const ExpertId id = {layer, places[i].expert};
-        if (i < quota && !places[i].resident && static_cast<int>(loads.size()) < owed + share) {
-            loads.push_back({id, pool, table_.acquire(id)});
-            loading_[layer][id.expert] = 1;
-            missed_[layer][id.expert]  = loaded;
-        } else if (i >= quota && places[i].resident && n_left > 1) {
-            table_.evict(id);
-            retired.push_back(publish(id, nullptr, -1));
-            missed_[layer][id.expert] = evicted;
-            evictions_.push_back({id, pool, masks_[layer]->version});
-        }
-    }
-    n_loading_ += loads.size();
-    tail_owed_[pool] += static_cast<int>(evictions_.size()) - std::max(0, static_cast<int>(loads.size()) - share);
-    return loads;
-}
-
-void Residency::end_tail() {
-    tail_owed_.clear();
-    settled_ = false; // the plan in force may want what has become free
 }
 
 // ---- misses

@@ -93,16 +93,6 @@ class Residency {
     // Publishes these experts. All copies have ended.
     void finish_misses(const Misses & misses, Retired & retired);
 
-    // What a prompt's last tokens use, while it streams past: the owner copies the weights of the returned experts of
-    // the layer into their slots, and finish() publishes them after the graph. `counts[e]` are the expert's activations
-    // in these `n_tokens` tokens, 0 for one that does not stream. The layer keeps about as many slots as it has. The
-    // experts that stay are those with the most activations, where a resident one counts as if it had an eighth of the
-    // tokens more. The others are evicted, and their slots serve the layers that follow, because launches may still
-    // read them. From the first call until end_tail(), choose() chooses nothing. The plan in force moves none of these
-    // experts back.
-    std::vector<Load> begin_tail(int layer, const std::vector<int32_t> & counts, int n_tokens, Retired & retired);
-    void              end_tail();
-
     // Returns true if the last begin() had nothing left to do for the plan in force, and nothing is under way.
     bool                        settled() const { return settled_ && n_loading_ == 0; }
     bool                        is_loading() const { return n_loading_ > 0; } // a copy may be under way
@@ -134,9 +124,8 @@ class Residency {
     std::vector<std::vector<char>>           missed_;                  // [layer][expert], of Missed
     std::vector<ExpertId>                    urgent_;
     std::vector<Eviction>                    evictions_;
-    std::vector<int> tail_owed_; // by pool: slots that begin_tail() has freed and not used; empty after end_tail()
-    bool             settled_   = true;
-    size_t           n_loading_ = 0;
+    bool                                     settled_   = true;
+    size_t                                   n_loading_ = 0;
 };
 
 } // namespace spac

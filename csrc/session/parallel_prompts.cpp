@@ -120,8 +120,6 @@ std::vector<Tail> ParallelSession::Impl::evaluate_pieces(const PlaceList & membe
     if (!experts || !listeners.prompt_tail) {
         tails.clear();
     }
-    const int  pos   = members.front()->target.n_past();
-    const auto start = Clock::now();
     {
         const NotedTail tail(experts.get(), tails.empty() ? 0 : tails.front().first);
         SpanScope       scope(*trace, Activity::prefill);
@@ -129,9 +127,6 @@ std::vector<Tail> ParallelSession::Impl::evaluate_pieces(const PlaceList & membe
         Context::decode(batch, contexts, interrupt);
     }
     result.n_prompt += batch.size();
-    if (listeners.prompt_piece) {
-        listeners.prompt_piece(batch.size(), pos, since(start));
-    }
     for (auto * const place : members) {
         if (drafts) {
             drafts->read(place->index, place->sequence.history(), place->target.n_past());

@@ -171,8 +171,6 @@ struct Listeners {
     // evaluated. `n_failed` is 0, or the size for which there was no memory; the call then fails unless the result is
     // smaller.
     std::function<int(int n_pending, int n_failed)> prompt_graph;
-    // Called after a piece of text was evaluated: its tokens, those before it, and the time of the evaluation.
-    std::function<void(int n_tokens, int n_past, int64_t ns)> prompt_piece;
     // Called when a prompt that ends with text was evaluated. Experts::routes() has the routes of its last tokens:
     // those of the last graph, at most 32.
     std::function<void()> prompt_tail;

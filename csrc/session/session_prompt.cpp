@@ -1,4 +1,3 @@
-#include "session/clock.h"
 #include "session/graph_size.h"
 #include "session/session_impl.h"
 
@@ -77,8 +76,7 @@ void Session::Impl::evaluate_text() {
     }
     batch.clear();
     sequence.add_pending(batch, next_piece());
-    has_tail         = experts && listeners.prompt_tail && sequence.n_pending() == batch.size();
-    const auto start = Clock::now();
+    has_tail = experts && listeners.prompt_tail && sequence.n_pending() == batch.size();
     if (has_tail) {
         experts->set_tail_tokens(route_tokens);
     }
@@ -91,9 +89,6 @@ void Session::Impl::evaluate_text() {
         throw;
     }
     end_tail();
-    if (listeners.prompt_piece) {
-        listeners.prompt_piece(batch.size(), pos, since(start));
-    }
 }
 
 void Session::Impl::end_tail() {

@@ -724,12 +724,6 @@ class Experts:
         from the file. Call it between graphs. Return 0 if there is no such memory, or if it is pinned and
         copies to the slots are under way. Raise InputError for a layer that does not exist.
         """
-    def set_tail_stays(self, stays: bool) -> None:
-        """Switch whether experts that a streamed prompt's last tokens use stay in slots as they pass.
-
-        They take the places of others, and the next plan decides on them. Leave it off unless a plan is
-        submitted after each prompt.
-        """
     def set_tail_tokens(self, n_tokens: int) -> None:
         """Note the routes of the last `n_tokens` tokens of each graph that does not count, until it is 0.
 
@@ -740,8 +734,6 @@ class Experts:
 
         Batches that count as demand never use it. All experts of the others are copied through the device.
         """
-    def set_stream_divides(self, divides: bool) -> None:
-        """Set if such batches are divided: some missing experts stay with the CPU, by the costs of misses."""
     def set_staged_tokens(self, n_most: int) -> None:
         """Set the largest graphs, in tokens, that have staging in any case; a session sets it.
 
@@ -1344,10 +1336,6 @@ class Session:
     @overload
     def on(self, event: Literal["prompt_tail"], callback: Callable[[], object] | None) -> None: ...
     @overload
-    def on(
-        self, event: Literal["prompt_piece"], callback: Callable[[int, int, int], object] | None
-    ) -> None: ...
-    @overload
     def on(self, event: str, callback: Callable[[Any], object] | None) -> None:
         """Set the callback of an event in place of the one before; None removes it.
 
@@ -1357,10 +1345,9 @@ class Session:
         "prompt_graph" comes before each piece of a prompt's text. The callback gets the number of tokens to
         evaluate, and 0. It returns the tokens of the next graph, at most n_batch. If there is no memory for
         this graph, it is called again with its tokens in place of 0, and a smaller one is tried. The graphs
-        of the context's n_ubatch are the last resort. "prompt_piece" comes after each piece, with its tokens,
-        the tokens before it, and the nanoseconds of its evaluation. "prompt_tail" comes when a prompt of text
-        was evaluated. `Experts.routes` then has the routes of its last tokens: those of the last graph, at
-        most 32.
+        of the context's n_ubatch are the last resort. "prompt_tail" comes when a prompt of text was
+        evaluated. `Experts.routes` then has the routes of its last tokens: those of the last graph, at most
+        32.
         """
     def keep_draft_routes(self, keeps: bool) -> None:
         """Set whether draft events have `routes`.
@@ -1734,9 +1721,6 @@ class Residency:
     ) -> tuple[list[tuple[int, int, int, int]], Mask]:
         """Return the loads for an execution's misses and its mask; finish_misses() ends the oldest ones."""
     def finish_misses(self) -> None: ...
-    def begin_tail(self, layer: int, counts: Sequence[int], n_tokens: int) -> list[tuple[int, int, int, int]]:
-        """Return the loads of what stays of a prompt's last tokens in a layer; end_tail() ends them."""
-    def end_tail(self, copied: bool) -> None: ...
     def foresee(self, layer: int, experts: Sequence[int]) -> None: ...
     def note_used(self, layer: int, experts: Sequence[int]) -> None: ...
     def mask(self, layer: int) -> Mask: ...
@@ -1773,21 +1757,9 @@ def experts_over_link(
     for an expert. rows: the rows of every missing expert, the largest first (core/miss_division.h).
     """
 
-class MissBalance:
-    """Costs of a division that its measured times correct (core/miss_balance.h)."""
-
-    def __init__(self) -> None: ...
-    def divide(
-        self, costs: tuple[float, float, float, float, float, float], rows: Sequence[int], n_resident: int
-    ) -> tuple[int, float, float]:
-        """Return the experts over the link, and the times that CPU and device are expected to take, in ns."""
-    def note_cpu(self, expected_ns: float, ns: int) -> None: ...
-    def note_device(self, expected_ns: float, ns: int, seen: bool) -> None: ...
-
 def copy_runs(slot_of: Sequence[int], expert_bytes: int, copy_bytes: int) -> list[tuple[int, int, int]]:
     """Return the copies that bring a layer's experts together: (first expert, number of experts, slot or -1).
 
-    An expert whose slot is given as -2 is not wanted.
     Resident experts are copied from their slots, and the others over the link (-1). Resident experts between
     others come over the link too where that is no slower. A copy of its own takes as long as `copy_bytes`
     over the link.

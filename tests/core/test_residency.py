@@ -38,8 +38,6 @@ class Scene:
     words: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
     # Each execution's misses are (layer, experts, whether the plan goes by recency, whether to force).
     misses: tuple[tuple[int, tuple[int, ...], bool, bool], ...] = ()
-    # The activations of each layer's experts by the last 8 tokens of a streamed prompt.
-    tail: tuple[tuple[int, ...], ...] = ()
     # Several devices: each has the pool of its number, and a residency of its own. They share the plan.
     n_devices: int = 1
 
@@ -57,8 +55,6 @@ class World:
     said: dict[int, int] = field(default_factory=dict)  # the last word on each layer
     missed: tuple[int, _core.Mask] | None = None  # layer and mask of the last execution that loaded misses
     published: bool = True  # True once its loads are published
-    tail: list[tuple[int, int, int, int]] | None = None  # the loads of the end of a prompt; None without one
-    tail_layer: int = 0  # the next layer of that prompt
 
     def __post_init__(self) -> None:
         slots, n = self.scene.pool_slots, self.scene.n_devices
@@ -87,9 +83,6 @@ class World:
             result += [("miss", k) for k in range(len(self.scene.misses))]
         else:
             result.append(("forget" if self.published else "publish", 0))
-        if self.tail_layer < len(self.scene.tail):
-            result.append(("tail", self.tail_layer))
-        result += [("end tail", 1), ("end tail", 0)] if self.tail is not None else []
         for stream, held in enumerate(self.launches):
             result.append(("end", stream) if held else ("launch", stream))
         return result
@@ -121,16 +114,6 @@ class World:
                 assert self.missed is not None
                 self.of(self.missed[0]).finish_misses()
                 self.published = True
-            case ("tail", layer):
-                loads = self.of(layer).begin_tail(layer, list(self.scene.tail[layer]), 8)
-                for _, _, pool, slot in loads:
-                    self.contents[pool, slot] = GARBAGE
-                self.tail, self.tail_layer = (self.tail or []) + loads, layer + 1
-            case ("end tail", copied):
-                for layer, expert, pool, slot in self.tail or []:
-                    self.contents[pool, slot] = (layer, expert) if copied else GARBAGE
-                self.residencies[0].end_tail(bool(copied))
-                self.tail, self.tail_layer = None, 0
             case ("forget", _):
                 self.missed = None
             case ("launch", stream):
@@ -173,7 +156,6 @@ class World:
             tuple(residency.settled for residency in self.residencies),
             tuple(tuple(map(tuple, batches)) for batches in self.loading),
             (self.missed[0], tuple(self.missed[1].slot_of), self.published) if self.missed else None,
-            (tuple(self.tail) if self.tail is not None else None, self.tail_layer),
             tuple(tuple(self.mask(il).slot_of) for il in n),
             tuple(self.of(il).slot_of(il, e) for il in n for e in range(self.scene.layers[il][0])),
             tuple(tuple(tuple(mask.slot_of) for mask in held) for held in self.launches),
@@ -187,7 +169,6 @@ class World:
         if not self.published:
             self.do(("publish", 0))
         self.do(("forget", 0))
-        self.do(("end tail", 1))
         if self.plan < 0:
             return
         self.do(("plan", self.plan))  # experts whose copy failed may be tried again
@@ -275,18 +256,6 @@ MISSED = Scene(
 )
 
 
-TAIL = Scene(
-    layers=((3, 0), (3, 0)),
-    pool_slots=(3,),
-    plans=((((3, 2, 0), (1, 0, 0)), (1, 1)), (((0, 1, 2), (0, 0, 3)), (1, 1))),
-    n_streams=1,
-    max_loads=3,
-    max_evictions=3,
-    max_batches=1,
-    tail=((0, 0, 8), (2, 8, 0)),
-)
-
-
 TWO_DEVICES = Scene(
     layers=((2, 0), (2, 1)),
     pool_slots=(1, 1),
@@ -305,7 +274,7 @@ TWO_DEVICES = Scene(
     ("scene", "depth", "least"),
     [
         (ONE_LAYER, 13, 2500), (TWO_LAYERS, 14, 200), (FORESEEN, 13, 2500), (MISSED, 9, 1500),
-        (TAIL, 9, 1300), (TWO_DEVICES, 8, 1200),
+        (TWO_DEVICES, 8, 1200),
     ],
 )  # fmt: skip
 def test_every_interleaving_is_safe_and_reaches_its_plan(scene: Scene, depth: int, least: int) -> None:
@@ -321,28 +290,6 @@ def test_the_search_would_see_a_slot_reused_too_early() -> None:
     world.contents[0, slot] = GARBAGE
     with pytest.raises(AssertionError):
         world.check()
-
-
-def test_the_tail_of_a_prompt_takes_the_slots_of_what_it_does_not_use() -> None:
-    """Layers keep about as many slots as they have, and those that a layer leaves serve the next ones."""
-    residency = _core.Residency([(6, 0)] * 3, [6])
-    priority = np.tile(np.array([2, 1, 0, 0, 0, 0], np.int32), (3, 1))
-    residency.submit(priority, np.ones(3, np.int32))
-    drive(residency)
-    assert [resident(residency, il) for il in range(3)] == [[0, 1]] * 3
-    held = residency.mask(0)  # a launch reads the first layer's slots
-    assert residency.begin_tail(0, [0, 3, 8, 0, 0, 0], 8) == []
-    assert resident(residency, 0) == [1]
-    assert residency.begin(0, 9, 9) == []  # the plan does not come between
-    assert residency.begin_tail(1, [8, 0, 8, 0, 0, 1], 8) == []  # the slot is not free yet
-    del held
-    assert [load[:2] for load in residency.begin_tail(2, [0, 0, 1, 8, 7, 0], 8)] == [(2, 3), (2, 4)]
-    residency.end_tail(True)
-    assert [resident(residency, il) for il in range(3)] == [[1], [0], [0, 1, 3, 4]]
-    assert residency.begin(0, 9, 9) == []  # the plan in force moves nothing back
-    residency.submit(priority, np.ones(3, np.int32))
-    drive(residency)
-    assert [resident(residency, il) for il in range(3)] == [[0, 1]] * 3
 
 
 @given(

@@ -76,37 +76,6 @@ def test_a_scheduler_that_asks_sees_prompts(tiny_model):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("kind", ["streamed", "divided"])
-def test_what_the_last_tokens_use_stays_as_it_streams_past(tiny_model, kind):
-    """The slots then need fewer copies over the link, and hold the right weights."""
-    target = tiny_model("qwen3moe", n_expert=24)
-    texts, uploads = [], []
-    for stays in (False, True):
-        options = {"slots": 24, "stream_batch": 64, "scheduler": "logistic:margin=0"}
-        with Engine(config(target, **options)) as engine:
-            experts = engine.experts
-            session = engine.session_with(temp=0.0, ignore_eos=True)
-            experts.set_tail_stays(stays)
-            if kind == "divided":
-                experts.set_stream_divides(True)
-                experts.set_miss_costs([(0.0, 1e9, 0.0, 0.0, 1.0, 0.0)] * len(experts.pool_slots))
-            found = []
-            for prompt in (PROMPT, PROMPT[::-1].copy()):  # the second one meets full slots
-                session.reset()
-                before = experts.stats
-                session.prefill(prompt)
-                assert experts.settle(10)
-                after = experts.stats
-                assert after[f"blocks_{kind}"] > before[f"blocks_{kind}"]
-                uploads.append(after["uploads"] - before["uploads"])
-                assert (after["tail_experts"] > before["tail_experts"]) is stays
-                found += [int(session.step().tokens[0]) for _ in range(8)]
-            texts.append(found)
-    assert texts[0] == texts[1]
-    assert uploads[2] < uploads[0]
-    assert uploads[2] + uploads[3] < uploads[0] + uploads[1]
-
-
 class Mechanism:
     """Experts of two layers of four, each with two per token. The last layer computes no prompt."""
 

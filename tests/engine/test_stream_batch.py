@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from math import ceil
 
 import numpy as np
 import pytest
@@ -49,32 +48,6 @@ def test_streamed_prompts_give_the_same_text(target, expected):
         assert stats["blocks_streamed"] > 0
         assert stats["stream_bytes"] > engine.experts.stream_bytes()
         assert stats["activations"] > 0  # of the steps, which are not streamed
-
-
-NEVER = 1e15  # nanoseconds
-
-
-@pytest.mark.parametrize("slots", [0, 7])
-@pytest.mark.parametrize(("cpu_ns", "link_ns"), [(NEVER, 1.0), (1e3, 1e3), (1.0, NEVER)])
-def test_divided_prompts_give_the_same_text(target, expected, slots, cpu_ns, link_ns):
-    """The link brings all missing experts, some of them, or none, by the costs."""
-    with Engine(config(target, 16, scheduler="static", slots=slots)) as engine:
-        experts = engine.experts
-        assert experts.settle(10)
-        absent = (experts.residency() < 0).sum(axis=1)
-        experts.set_stream_divides(True)
-        experts.set_miss_costs([(0.0, cpu_ns, 0.0, 0.0, link_ns, 0.0)] * 2)
-        assert "".join(engine.generate(PROMPT, 24)) == expected
-        stats, layers = experts.stats, experts.layers[:-1]  # the last layer computes no prompt
-    n_graphs = ceil(stats["blocks_divided"] / sum(int(n) > 0 for n in absent[:-1]))
-    every = n_graphs * sum(int(n) * layer.expert_bytes for n, layer in zip(absent, layers, strict=False))
-    assert stats["blocks_streamed"] == 0
-    if link_ns == NEVER:
-        assert stats["blocks_divided"] == stats["stream_bytes"] == 0
-    elif cpu_ns == NEVER:
-        assert stats["stream_bytes"] == every > 0
-    else:
-        assert 0 < stats["stream_bytes"] < every
 
 
 @pytest.mark.parametrize("slots", [0, 3, 8, 15])

@@ -81,7 +81,6 @@ def test_a_prompts_end_and_its_graphs(lab: Lab, moe: Path) -> None:
         single.prefill(each)
         single.close()
     asked: list[tuple[int, int]] = []
-    pieces: list[int] = []
     tails: list[Any] = []
 
     def choose(n_pending: int, n_failed: int) -> int:
@@ -91,12 +90,10 @@ def test_a_prompts_end_and_its_graphs(lab: Lab, moe: Path) -> None:
     context = lab.context(moe, **{**CONTEXT, "n_ctx": 1024, "n_batch": 512}, n_seq_max=2, kv_unified=True)
     with _core.ParallelSession(context, None, experts) as several:
         several.on("prompt_graph", choose)
-        several.on("prompt_piece", lambda n, _past, _ns: pieces.append(n))
         several.on("prompt_tail", lambda: tails.append(experts.routes()))
         ids = [several.join(each, **GREEDY) for each in texts]
         made = run(several, ids, 8, {}, n_prompt=512)
-    assert asked == [(318, 0)]
-    assert pieces == [318], "both prompts in one graph"
+    assert asked == [(318, 0)], "both prompts in one graph"
     assert len(tails) == 2, "both end in it"
     for found, wanted in zip(tails, alone_tails, strict=True):
         assert found.shape == wanted.shape == (experts.n_layer, 32, found.shape[2])

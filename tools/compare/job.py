@@ -36,11 +36,11 @@ class Run:
     `moving`, a new plan is submitted before every step and nobody waits for it. With `midway`, every step
     begins with a settled plan, and a new plan comes during the step. Without `masked`, the device does not
     read the ids masks itself. Batches of `stream_tokens` tokens and more have their experts copied through
-    the device; with `divides`, only some of them. Without `ahead`, work behind the host's part of a layer is
-    queued only after that part is done. With `in_place`, kernels exchange data between the sides in the
-    host's memory, without copies. With `exchanged`, they are spac's own kernels. `lookahead` is the distance
-    in layers to the later layer whose router gets each layer's input. `miss` is the side that computes what
-    is not resident; with `recent`, loaded experts take the places of wanted ones.
+    the device. Without `ahead`, work behind the host's part of a layer is queued only after that part is
+    done. With `in_place`, kernels exchange data between the sides in the host's memory, without copies. With
+    `exchanged`, they are spac's own kernels. `lookahead` is the distance in layers to the later layer whose
+    router gets each layer's input. `miss` is the side that computes what is not resident; with `recent`,
+    loaded experts take the places of wanted ones.
     """
 
     name: str = "reference"
@@ -51,7 +51,6 @@ class Run:
     masked: bool = True
     fail_uploads: int = 0
     stream_tokens: int = 0
-    divides: bool = False
     ahead: bool = True
     in_place: bool = False
     exchanged: bool = False

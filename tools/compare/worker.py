@@ -29,8 +29,6 @@ Arrays = dict[str, Any]
 
 CPU_IS_SLOW = (0.0, 2e5, 5e4, 0.0, 0.0, 0.0)
 """Costs of a division of misses, in nanoseconds, by which the link gets all experts that find a slot."""
-BOTH_ARE_SLOW = (0.0, 2e5, 5e4, 0.0, 2e5, 0.0)
-"""Costs by which a prompt's division gives CPU and link a share each."""
 
 
 def _quiet_log() -> object:
@@ -134,11 +132,9 @@ def _observe(
     core.set_hand_over_in_place(run.in_place)
     core.set_exchange_kernels(run.exchanged)
     experts.set_stream_tokens(run.stream_tokens)
-    experts.set_stream_divides(run.divides)
     experts.set_lookahead(run.lookahead)
     experts.set_miss(run.miss, run.recent)
-    costs = BOTH_ARE_SLOW if run.divides else CPU_IS_SLOW
-    experts.set_miss_costs([costs] * len(experts.pool_slots))
+    experts.set_miss_costs([CPU_IS_SLOW] * len(experts.pool_slots))
     experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # larger ones are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)

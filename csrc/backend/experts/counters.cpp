@@ -17,12 +17,10 @@ void Counters::add_to(ExpertStats & stats) const {
     stats.download_bytes    = download_bytes;
     stats.join_bytes        = join_bytes;
     stats.blocks_streamed   = blocks_streamed;
-    stats.blocks_divided    = blocks_divided;
     stats.stream_bytes      = stream_bytes;
     stats.stream_slot_bytes = stream_slot_bytes;
     stats.stream_ring_bytes = stream_ring_bytes;
     stats.blocks_exchanged  = blocks_exchanged;
-    stats.tail_experts      = tail_experts;
     stats.graphs_prepared   = graphs_prepared;
     stats.graph_ns          = graph_ns;
     stats.queue_ns          = queue_ns;

@@ -53,11 +53,9 @@ struct ExpertStats {
     uint64_t host_compute_ns;    // time the CPU spent computing experts
     uint64_t download_bytes;     // ids and block inputs, device to host
     uint64_t blocks_streamed;    // blocks of large batches whose experts came to the device
-    uint64_t blocks_divided;     // blocks of large batches whose missing experts were divided between link and CPU
-    uint64_t stream_bytes;       // bytes of the experts of both kinds of blocks that were copied over the link
+    uint64_t stream_bytes;       // bytes of these blocks' experts that were copied over the link
     uint64_t stream_slot_bytes;  // bytes of these experts that were copied from slots
     uint64_t stream_ring_bytes;  // of stream_bytes, those that threads brought to pinned memory (set_upload_threads)
-    uint64_t tail_experts;       // experts that stayed in slots as they streamed past
     uint64_t blocks_exchanged;   // blocks that the device's own kernels handed to the host (set_exchange_kernels)
     uint64_t join_bytes;         // rows of blocks in which the host took part, whether or not the host computed them
     uint64_t graphs_prepared;    // graphs with MoE blocks that were met for the first time (graph_cache.h)
@@ -229,9 +227,6 @@ class Experts {
     // Notes the experts of the last `n_tokens` tokens of each execution that does not count, until this is set to 0.
     // routes() has those of the last execution then. It forgets the routes of before.
     virtual void set_tail_tokens(int n_tokens) = 0;
-    // Switches whether experts that these tokens use stay in slots as they stream past, in the place of others. The
-    // next plan decides on them. Off at first. A policy that submits no plan after prompts must leave it off.
-    virtual void set_tail_stays(bool stays) = 0;
     // Makes routes() show `n_tokens` tokens of such a tail, of which the first is the `first`-th one from its end; with
     // (0, 0), all of them again.
     virtual void show_tail(int first, int n_tokens) = 0;
@@ -244,10 +239,6 @@ class Experts {
     // copied through the device and computed there (weight_stream.h). Slots are not touched. 0, the default, means
     // never.
     virtual void set_stream_tokens(int n) = 0;
-    // Sets if such batches are divided from the next graph on: by the costs of set_miss_costs(), which their times
-    // correct, the CPU computes some of a layer's missing experts while the others come to the device. The default is
-    // false. Batches without staging are not divided.
-    virtual void set_stream_divides(bool divides) = 0;
     // Sets the number of tokens up to which each graph has staging, so that the CPU can compute a part of it. Larger
     // graphs get staging only if they do not stream. The default is no limit.
     virtual void set_staged_tokens(int n) = 0;

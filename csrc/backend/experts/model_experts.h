@@ -63,9 +63,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                set_layer_listener(LayerListener listener) override;
     void                set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }
     void                set_tail_tokens(int n_tokens) override { demand.set_tail_tokens(n_tokens); }
-    void                set_tail_stays(bool stays) override { tail_stays_ = stays; }
     void                set_stream_tokens(int n) override { stream_tokens_ = n; }
-    void                set_stream_divides(bool divides) override { stream_divides_ = divides; }
     void                set_staged_tokens(int n) override { staged_tokens_ = n; }
     size_t              stream_bytes() const override;
     void                set_lookahead(int n_layers) override;
@@ -127,7 +125,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // Sets the layer that runs next. It may be one past the last.
     void set_cursor(int il) { cursor_ = il; }
     int  stream_tokens() const { return stream_tokens_; }
-    bool stream_divides() const { return stream_divides_; }
     int  staged_tokens() const { return staged_tokens_; }
     // Counts a device's memory of a context's weight stream as long as the stream keeps the returned handle.
     std::shared_ptr<void> hold_stream(ggml_backend_dev_t device, size_t bytes);
@@ -160,20 +157,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     // Publishes the experts of a layer. All copies have ended.
     void                              finish_misses(int il, const Misses & misses);
     const std::vector<ExpertWeight> & weights_of(int il) const; // of a layer that was met; the list stays
-
-    // ---- what stays of a prompt's last tokens (core/residency.h)
-    bool tail_stays() const { return tail_stays_; }
-    // Gives slots to experts of a layer, by the activations of each in the last `n_tokens` tokens of a graph. They are
-    // published by end_tail(), unless they were not copied.
-    struct Tail {
-        int                                layer;
-        std::vector<Residency::Load>       loads;
-        std::shared_ptr<const SlotStorage> storage;
-        uint64_t                           generation = 0;
-        bool                               copied     = false;
-    };
-    Tail begin_tail(int il, const std::vector<int32_t> & counts, int n_tokens);
-    void end_tail(const std::vector<Tail> & tails);
 
     Counters      counters;
     DemandCounter demand;       // the experts that executions ask for
@@ -232,8 +215,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     int                                last_counted_ = -1;      // the last layer of the last graph that counted
     const void *                       last_stream_  = nullptr; // the stream of that graph
     std::atomic<int>                   stream_tokens_{0};
-    std::atomic<bool>                  stream_divides_{false};
-    std::atomic<bool>                  tail_stays_{false};
     std::atomic<int>                   staged_tokens_{std::numeric_limits<int>::max()};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
 

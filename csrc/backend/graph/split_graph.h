@@ -193,7 +193,6 @@ struct SplitGraph {
     };
     std::vector<BlockTurn> turns;
     int                    turn_tokens     = 0;
-    bool                   turn_divides    = false; // the turns read the ids of a division (split/prompt_divider.h)
     uint64_t               turn_generation = 0;
 };
 

@@ -44,7 +44,7 @@ void PrefillRunner::reserve(const std::vector<Block> & blocks) {
     }
 }
 
-bool PrefillRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch, const RowOf & row_of) {
+bool PrefillRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
     end(); // an exception may have ended the last graph
     tails_.clear();
     const SplitBlock &   first    = *g.blocks.front();
@@ -54,11 +54,9 @@ bool PrefillRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch, const Row
         experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert) || (g.is_staged && all_resident(g))) {
         return false;
     }
-    const bool divides = experts.stream_divides() && g.is_staged;
-    if (g.turn_tokens != n_tokens || g.turn_generation != generation_ || g.turn_divides != divides || !weights_) {
+    if (g.turn_tokens != n_tokens || g.turn_generation != generation_ || !weights_) {
         stream_.synchronize(); // launches under way read the nodes that are replaced
-        g.turn_divides = divides;
-        refused_       = !make_turns(g, n_tokens, scratch, row_of);
+        refused_ = !make_turns(g, n_tokens, scratch);
     }
     next_ = 0;
     return !refused_ && !g.turns.empty();
@@ -68,9 +66,6 @@ void PrefillRunner::end() {
     if (weights_) {
         weights_->end();
     }
-    keeper_.end();
-    kept_ = filled_ = nullptr;
-    slots_          = {};
 }
 
 void PrefillRunner::note_tails() {
@@ -103,9 +98,6 @@ void PrefillRunner::fetch_tail(const SplitBlock & b, size_t n_blocks) {
     char * ids = static_cast<char *>(ggml_backend_buffer_get_base(tail_ids_.get())) + offset;
     ggml_backend_tensor_get_async(stream_.backend(), b.block.ids, ids, (b.block.n_tokens() - n_tokens) * stride, bytes);
     tails_.push_back({b.experts, b.layer, offset, stride, b.block.n_used(), n_tokens});
-    if (keeps(*b.experts)) {
-        stream_.mark();
-    }
 }
 
 bool PrefillRunner::make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts) {
@@ -132,7 +124,7 @@ bool PrefillRunner::make_stream(size_t region_bytes, const std::shared_ptr<Model
     return true;
 }
 
-bool PrefillRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch, const RowOf & row_of) {
+bool PrefillRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch) {
     ggml_backend_buffer_type_t type = stream_.buffer_type();
     const auto large = [&](const SplitBlock & b) { return b.block.splittable && b.block.n_tokens() >= n_tokens; };
     size_t     bytes = 0;
@@ -148,9 +140,8 @@ bool PrefillRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer
     for (size_t k = 0; k < g.blocks.size(); ++k) {
         SplitBlock & b = *g.blocks[k];
         b.turns.clear();
-        const ggml_tensor * row = g.turn_divides && b.layer >= 0 ? row_of(b) : nullptr;
-        if (large(b) && (row != nullptr || !g.turn_divides)) {
-            prepare(b, g.staging[k], scratch, static_cast<int>(g.turns.size()), row);
+        if (large(b)) {
+            prepare(b, g.staging[k], scratch, static_cast<int>(g.turns.size()));
             for (const WeightTurn & turn : b.turns) {
                 g.turns.push_back({&b, &turn});
             }
@@ -159,15 +150,13 @@ bool PrefillRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer
     return true;
 }
 
-// Makes the turns of a block, the first of them in region `region`. It makes none if the device cannot run them. With
-// `row`, they read the ids that the row has for the router's.
-void PrefillRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region,
-                            const ggml_tensor * row) {
+// Makes the turns of a block, the first of them in region `region`. It makes none if the device cannot run them.
+void PrefillRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region) {
     const Block & block = b.block;
     b.turn_head.clear();
     b.turns = turns_of(block.weights, stream_.buffer_type());
     b.turn_ctx.reset(
-        ggml_init({(block.chain.size() + block.weights.size() + 4 * block.scales.size() + 4) * ggml_tensor_overhead(),
+        ggml_init({(block.chain.size() + block.weights.size() + 4 * block.scales.size() + 1) * ggml_tensor_overhead(),
                    nullptr, true}));
     ggml_context * ctx = b.turn_ctx.get();
 
@@ -179,11 +168,6 @@ void PrefillRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buff
             map[turn.weights[i]]     = turn.staged[i];
             turn_of[turn.weights[i]] = &turn;
         }
-    }
-    if (row != nullptr) {
-        ggml_tensor * table = table_leaf(ctx, GGML_TYPE_I32, row->ne[1], block.n_tokens(), row->data, row->buffer);
-        b.turn_head.push_back(lookup(ctx, table, block.ids, s.device_ids, scratch));
-        map[block.ids] = leaf(ctx, GGML_TYPE_I32, {block.n_used(), block.n_tokens()}, s.device_ids, scratch);
     }
     add_device_scales(ctx, b, s, scratch, nullptr, map, b.turn_head);
     bool can = addressable(block) && std::all_of(b.turn_head.begin(), b.turn_head.end(), [&](const ggml_tensor * node) {
@@ -206,8 +190,12 @@ ggml_status PrefillRunner::run(const SplitBlock & b, const SplitGraph & g, const
     auto &    counters = b.experts->counters;
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
     block.span.count = b.block.n_tokens();
+    const auto fill  = [&](size_t turn) {
+        const Timer timer(counters.queue_ns);
+        weights_->fill(*g.turns[turn].turn, *g.turns[turn].block->experts, g.turns[turn].block->layer);
+    };
     if (next_ == 0) {
-        fill(g, 0);
+        fill(0);
     }
     ggml_status status = stream_.launch(b, b.before, graph);
     if (status == GGML_STATUS_SUCCESS) {
@@ -220,83 +208,11 @@ ggml_status PrefillRunner::run(const SplitBlock & b, const SplitGraph & g, const
         status = stream_.launch(b, b.turns[i].nodes, graph);
         weights_->note_read(b.turns[i], stream_);
         if (++next_ < g.turns.size()) {
-            fill(g, next_); // a copy from pageable memory may wait, but the device is at work already
+            fill(next_); // a copy from pageable memory may wait, but the device is at work already
         }
-    }
-    for (size_t turn = g.turns.size() - std::min<size_t>(g.turns.size(), WeightTurn::n_regions);
-         next_ == g.turns.size() && turn < next_ && status == GGML_STATUS_SUCCESS; ++turn) {
-        keep(g, turn);
     }
     ++counters.blocks;
     ++counters.blocks_streamed;
-    return status;
-}
-
-// Returns true if experts of this model stay after the graph under way.
-bool PrefillRunner::keeps(const ModelExperts & experts) const {
-    return experts.tail_stays() && experts.demand.tail_tokens() > 0 && weights_->copies_inside();
-}
-
-// Fills the region of a turn, behind the copies of what stays of the region's turn before.
-void PrefillRunner::fill(const SplitGraph & g, size_t turn) {
-    if (turn >= WeightTurn::n_regions) {
-        keep(g, turn - WeightTurn::n_regions);
-    }
-    const SplitBlock & b = *g.turns[turn].block;
-    const Timer        timer(b.experts->counters.queue_ns);
-    if (filled_ != &b) { // all turns of a block read the same slots, also those that it loses meanwhile
-        filled_ = &b;
-        slots_  = b.experts->snapshot(b.layer);
-    }
-    weights_->fill(*g.turns[turn].turn, *b.experts, b.layer, slots_,
-                   slots_.mask != nullptr && !slots_.mask->none() ? slots_.mask->slot_of : std::vector<int32_t>{});
-    if (g.turns[turn].turn == &b.turns.back()) {
-        filled_ = nullptr;
-        slots_  = {};
-    }
-}
-
-// Lets experts of a turn that the last tokens use stay. The first turn of a block waits for its ids. They have been
-// queued before the device's part of the block, so they are there while the device has work.
-void PrefillRunner::keep(const SplitGraph & g, size_t turn) {
-    const SplitBlock & b = *g.turns[turn].block;
-    if (kept_ != &b) {
-        if (tails_.empty() || tails_.back().layer != b.layer || !keeps(*b.experts)) {
-            return;
-        }
-        kept_             = &b;
-        const Tail & tail = tails_.back();
-        const auto * ids  = static_cast<const char *>(ggml_backend_buffer_get_base(tail_ids_.get())) + tail.offset;
-        stream_.wait_for_mark();
-        keeper_.choose(b, ids, tail.stride, tail.n_tokens);
-    }
-    keeper_.copy(*g.turns[turn].turn, *weights_);
-}
-
-ggml_status PrefillRunner::run_part(const SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now,
-                                    const std::vector<int32_t> & from, const ggml_cgraph * graph) {
-    auto &     counters   = b.experts->counters;
-    const int  n_tail     = std::min(b.experts->demand.tail_tokens(), b.block.n_tokens());
-    const bool tail_stays = n_tail > 0 && keeps(*b.experts);
-    if (tail_stays) {
-        const auto * ids = reinterpret_cast<const char *>(s.ids_of(b.block, b.block.n_tokens() - n_tail));
-        keeper_.choose(b, ids, b.block.ids->nb[1], n_tail, &from);
-    }
-    ggml_status status = stream_.launch(b, b.turn_head, graph);
-    for (size_t i = 0; i < b.turns.size() && status == GGML_STATUS_SUCCESS; ++i) {
-        {
-            const Timer timer(counters.queue_ns);
-            weights_->fill(b.turns[i], *b.experts, b.layer, now, from);
-            if (tail_stays) {
-                keeper_.copy(b.turns[i], *weights_);
-            }
-        }
-        weights_->wait_filled(b.turns[i], stream_);
-        stream_.record_device_part(b);
-        status = stream_.launch(b, b.turns[i].nodes, graph);
-        weights_->note_read(b.turns[i], stream_);
-    }
-    ++counters.blocks_divided;
     return status;
 }
 

@@ -5,11 +5,9 @@
 #pragma once
 
 #include "backend/graph/split_graph.h"
-#include "backend/prefill/tail_keeper.h"
 #include "backend/prefill/weight_stream.h"
 #include "backend/stream/compute_stream.h"
 
-#include <functional>
 #include <memory>
 
 namespace spac {
@@ -20,20 +18,11 @@ class PrefillRunner {
 
     // Makes the weight stream for graphs with these blocks now, if they are to run in turns.
     void reserve(const std::vector<Block> & blocks);
-    // Finds a layer's row of ids on the device, [1, n_expert]; null if there is none.
-    using RowOf = std::function<const ggml_tensor *(const SplitBlock & b)>;
     // Returns true if blocks of this graph, which is about to be executed, run in turns; these are the blocks that have
-    // turns afterwards. It prepares the turns if necessary, with `scratch`, the staging on the device. If batches are
-    // divided and the graph has staging, the turns read ids by these rows (g.turn_divides).
-    bool use(SplitGraph & g, ggml_backend_buffer_t scratch, const RowOf & row_of);
+    // turns afterwards. It prepares the turns if necessary, with `scratch`, the staging on the device.
+    bool use(SplitGraph & g, ggml_backend_buffer_t scratch);
     // Runs such a block and the dense nodes before it. Call it for the blocks in their order.
     ggml_status run(const SplitBlock & b, const SplitGraph & g, const ggml_cgraph * graph);
-    // Runs the turns of a block that is divided, without its dense nodes. Its ids are in staging. It reads the experts
-    // that WeightStream::fill() brings `from` there.
-    ggml_status run_part(const SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now,
-                         const std::vector<int32_t> & from, const ggml_cgraph * graph);
-    // Waits until the turns of a block have ended. No other block has run in turns since.
-    void await(const SplitBlock & b) { weights_->await_read(b.turns.back()); }
     // Ends all work that was queued for turns, also of a graph that has failed. Call it after synchronizing the compute
     // stream.
     void end();
@@ -52,12 +41,9 @@ class PrefillRunner {
     };
 
     bool make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts);
-    bool make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch, const RowOf & row_of);
-    void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region, const ggml_tensor * row);
+    bool make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch);
+    void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region);
     void fetch_tail(const SplitBlock & b, size_t n_blocks);
-    bool keeps(const ModelExperts & experts) const;
-    void fill(const SplitGraph & g, size_t turn);
-    void keep(const SplitGraph & g, size_t turn);
 
     ComputeStream &               stream_;
     std::shared_ptr<void>         held_; // counts the bytes of weights_ at its model's experts
@@ -67,10 +53,6 @@ class PrefillRunner {
     size_t                        next_       = 0;     // next turn of the graph under way
     ggml_backend_buffer_ptr       tail_ids_;           // host memory
     std::vector<Tail>             tails_;
-    TailKeeper                    keeper_;
-    const SplitBlock *            kept_   = nullptr; // the block whose experts the keeper has chosen last
-    const SplitBlock *            filled_ = nullptr; // the block whose turns are being filled, from `slots_`
-    ModelExperts::Snapshot        slots_;
 };
 
 } // namespace spac

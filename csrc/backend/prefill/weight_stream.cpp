@@ -104,17 +104,16 @@ void WeightStream::need_zeros(size_t bytes) {
 }
 
 struct WeightStream::Slots {
-    std::vector<int32_t>               slot_of; // by expert; -1: over the link; empty: all over the link
+    std::vector<int32_t>               slot_of; // by expert; -1: no slot
     std::shared_ptr<const SlotStorage> storage; // null if no expert is resident
     int                                pool = 0;
 };
 
-void WeightStream::fill(const WeightTurn & turn, ModelExperts & experts, int layer, const ModelExperts::Snapshot & now,
-                        const std::vector<int32_t> & from) {
-    Slots slots = {from, nullptr, 0};
+void WeightStream::fill(const WeightTurn & turn, ModelExperts & experts, int layer) {
+    const auto now = experts.snapshot(layer);
+    Slots      slots;
     if (now.mask != nullptr && !now.mask->none()) {
-        slots.storage = now.storage;
-        slots.pool    = experts.pool_of(layer);
+        slots = {now.mask->slot_of, now.storage, experts.pool_of(layer)};
         held_.push_back(now.mask);
     }
     Region & region = regions_[turn.region];
@@ -174,7 +173,7 @@ WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_t
         }
         moved.uploaded += bytes;
     };
-    if (slots.slot_of.empty()) {
+    if (resident == nullptr) {
         over_link(0, ggml_nbytes(&staged));
         return moved;
     }
@@ -189,7 +188,7 @@ WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_t
         if (run.slot < 0) {
             continue;
         }
-        if (copy_inside(*resident, run.slot * bytes, staged, run.first * bytes, run.count * bytes)) {
+        if (copy_from_slots(*resident, run.slot * bytes, staged, run.first * bytes, run.count * bytes)) {
             moved.copied += run.count * bytes;
         } else { // the device has no such copy
             over_link(run.first * bytes, run.count * bytes);
@@ -199,7 +198,8 @@ WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_t
 }
 
 // Queues a copy inside the device. Returns false if the device has no asynchronous one.
-bool WeightStream::copy_inside(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte, size_t bytes) {
+bool WeightStream::copy_from_slots(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte,
+                                   size_t bytes) {
     const auto copy = stream_->iface.cpy_tensor_async;
     if (copy == nullptr) {
         return false;
@@ -207,16 +207,6 @@ bool WeightStream::copy_inside(ggml_tensor & from, size_t from_byte, ggml_tensor
     const ggml_tensor source = bytes_of(from, from_byte, bytes);
     ggml_tensor       target = bytes_of(to, to_byte, bytes);
     return copy(stream_.get(), stream_.get(), &source, &target);
-}
-
-void WeightStream::keep(const WeightTurn & turn, int expert, const SlotStorage & storage, int pool, int slot) {
-    for (size_t i = 0; i < turn.staged.size(); ++i) {
-        const size_t  bytes = ggml_nbytes(turn.weights[i]) / ExpertWeight{turn.weights[i], 0}.n_expert();
-        ggml_tensor * slots = storage.tensor(pool, turn.first + static_cast<int>(i));
-        if (!copy_inside(*turn.staged[i], expert * bytes, *slots, slot * bytes, bytes)) {
-            throw DeviceError("the device refuses a copy inside its memory");
-        }
-    }
 }
 
 // Queues zeros for the padding behind a weight. Some kernels read a little past the end, where the bytes of an earlier
@@ -274,10 +264,6 @@ void WeightStream::wait_filled(const WeightTurn & turn, ComputeStream & compute)
     }
     held_.clear();
     spans_.clear();
-}
-
-void WeightStream::await_read(const WeightTurn & turn) {
-    ggml_backend_event_synchronize(regions_[turn.region].read.get());
 }
 
 void WeightStream::note_read(const WeightTurn & turn, ComputeStream & compute) {

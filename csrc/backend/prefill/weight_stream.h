@@ -12,7 +12,6 @@
 // holds the mask. From then on D holds it, as it holds the masks of its launches.
 #pragma once
 
-#include "backend/experts/model_experts.h"
 #include "backend/experts/weight_turns.h"
 #include "backend/prefill/pageable_uploads.h"
 #include "core/mask.h"
@@ -27,6 +26,7 @@
 namespace spac {
 
 class ComputeStream;
+class ModelExperts;
 class PinnedRanges;
 
 class WeightStream {
@@ -44,19 +44,10 @@ class WeightStream {
     // The order of calls for every turn, on one thread, is: fill, wait_filled, the launch of the nodes, note_read. A
     // turn may be filled after note_read of the turn that used its region before.
 
-    // Queues the copies of a turn of layer `layer` (-1: a layer without slots) and counts their bytes. `from[e]` is a
-    // slot of `now`, -1 for the link, or `not_wanted` (core/copy_runs.h). If it is empty, all come over the link.
-    void fill(const WeightTurn & turn, ModelExperts & experts, int layer, const ModelExperts::Snapshot & now,
-              const std::vector<int32_t> & from);
-    // Returns true if the device copies inside its memory.
-    bool copies_inside() const { return stream_->iface.cpy_tensor_async != nullptr; }
-    // Queues copies of an expert's weights of a turn from the turn's region to a slot that nothing reads. Call it
-    // between fill() of this turn and that of the next one in its region. Throws DeviceError if a copy is refused.
-    void keep(const WeightTurn & turn, int expert, const SlotStorage & storage, int pool, int slot);
+    // Queues the copies of a turn of layer `layer` (-1: a layer without slots) and counts their bytes.
+    void fill(const WeightTurn & turn, ModelExperts & experts, int layer);
     void wait_filled(const WeightTurn & turn, ComputeStream & compute);
     void note_read(const WeightTurn & turn, ComputeStream & compute);
-    // Waits until the turn that was noted as read has ended. No later turn has used its region.
-    void await_read(const WeightTurn & turn);
     // Waits for U. Call it when no filled turn will run any more, after synchronizing the compute stream. Some devices
     // (Vulkan) reuse their resources for copies and events only after such a wait.
     void end();
@@ -76,7 +67,7 @@ class WeightStream {
     Moved  copy_weight(const ggml_tensor & weight, ggml_tensor & staged, const Slots & slots, int w,
                        const PinnedRanges & pinned);
     size_t upload(ggml_tensor & staged, const char * from, size_t offset, size_t bytes);
-    bool   copy_inside(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte, size_t bytes);
+    bool   copy_from_slots(ggml_tensor & from, size_t from_byte, ggml_tensor & to, size_t to_byte, size_t bytes);
     void   need_zeros(size_t bytes);
     void   clear_padding(ggml_tensor & staged);
 

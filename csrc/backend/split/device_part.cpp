@@ -199,17 +199,6 @@ DevicePart::MaskTable * DevicePart::masks_of(ModelExperts & experts) {
     return table.buffer ? &table : nullptr;
 }
 
-const ggml_tensor * DevicePart::row_of(const SplitBlock & b) {
-    const MaskTable * masks = masked() ? masks_of(*b.experts) : nullptr;
-    return masks != nullptr ? masks->rows[b.layer] : nullptr;
-}
-
-void DevicePart::send_ids(const SplitBlock & b, const Mask & ids) {
-    int32_t * row = reserve_row(b);
-    write_row({nullptr, row, 0}, &ids);
-    send_row(b, row, 0); // no mask has this version
-}
-
 void DevicePart::refresh_mask(const SplitBlock & b, const std::shared_ptr<const Mask> & mask) {
     if (masks_of(*b.experts)->versions[b.layer] != mask->version) {
         int32_t * row = reserve_row(b);

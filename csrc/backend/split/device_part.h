@@ -38,11 +38,6 @@ class DevicePart {
     int32_t *   reserve_row(const SplitBlock & b);
     static void write_row(const LateMask & late, const Mask * mask); // null: no resident expert
     ggml_status launch(SplitBlock & b, const LateMask & late, const ggml_cgraph * graph);
-    // Returns a layer's row of slot ids on the device; null if the part is compact or the device has no memory for
-    // rows.
-    const ggml_tensor * row_of(const SplitBlock & b);
-    // Queues other ids for the layer's row, until the next launch.
-    void send_ids(const SplitBlock & b, const Mask & ids);
     // Compact form: queues the copies of these rows into the output, behind those of the host's rows.
     ggml_status scatter(const SplitBlock & b, const ggml_cgraph * graph);
 

@@ -105,19 +105,16 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     if (found->blocks.front()->experts->draft_pass() != DraftPass::none) {
         return run_draft(*found, graph);
     }
-    divider_.forget();
-    const auto row_of = [this](const SplitBlock & b) { return device_.row_of(b); };
-    bool       turns  = turns_.use(*found, graphs_.scratch(), row_of);
+    bool turns = turns_.use(*found, graphs_.scratch());
     if (!found->is_staged && !(turns && runs_in_turns(*found))) {
         found = &graphs_.get_staged(graph);
-        turns = turns_.use(*found, graphs_.scratch(), row_of);
+        turns = turns_.use(*found, graphs_.scratch());
     }
     SplitGraph & g = *found;
     const Timer  timer(g.blocks.front()->experts->counters.graph_ns);
     const auto   computing = host_.start(*g.blocks.front()->experts);
     Course       course{&g, graph};
-    divides_      = turns && g.turn_divides;
-    course.turns  = turns && !divides_;
+    course.turns  = turns;
     loads_        = !turns && MissLoader::loads(g);
     ahead_        = !turns && can_go_ahead(g);
     late_masks_   = ahead_ && g.distance > 0;
@@ -127,9 +124,6 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
         run_ahead(course);
     } else {
         run_blocks(course);
-    }
-    if (divides_) {
-        divider_.await(); // the times of the last block count too
     }
     if (course.counted >= 0 && course.status == GGML_STATUS_SUCCESS) {
         g.blocks.front()->experts->end_step(this, course.counted, course.last);
@@ -205,7 +199,6 @@ ggml_status SplitStream::run_block(SplitBlock & b, const Staging & s, const ggml
         experts.set_cursor(b.layer + 1); // this layer has its mask already
     }
     if (side == Side::device) {
-        divider_.forget(); // nobody waits for the end of the last block's part
         SpanScope block(experts.tracer(), Activity::layer, b.layer);
         block.span.count         = b.block.n_tokens();
         const ggml_status status = launch_dense(b, b.before, b.joined, graph);
@@ -245,26 +238,19 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, Mod
     }
     hand_to_host(b, s, false);
     stream_.mark();
-    const bool masked  = side == Side::both && b.slot_lookup != nullptr; // the device looks up the mask itself
-    const bool loads   = side == Side::both && loads_ && counts;         // ... a mask that the ids decide
-    const bool divides = divides_ && !b.turns.empty();                   // ... or ids of a division
-    if (masked && !loads && !divides) {
+    const bool masked = side == Side::both && b.slot_lookup != nullptr; // the device looks up the mask itself
+    const bool loads  = side == Side::both && loads_ && counts;         // ... a mask that the ids decide
+    if (masked && !loads) {
         status = device_.launch(b, s, now.mask, graph);
     }
     loader_.await();
-    divider_.await();
     const int64_t wait_ns = wait_for_ids(b, 0);
     loader_.finish();
     if (counts && b.experts->lookahead.distance() > 0) {
         look_ahead(b, s);
     }
-    if (divides) {
-        if (const auto division = divider_.divide(b, s); division.ids != nullptr) {
-            return serve(b, s, division, graph, wait_ns);
-        }
-    }
     const MissLoader::Masks masks = loads ? loader_.load(b, s, std::move(now)) : MissLoader::Masks{now.mask, now.mask};
-    if (side == Side::both && (!masked || loads || divides)) {
+    if (side == Side::both && (!masked || loads)) {
         status = device_.launch(b, s, masks.used, graph);
     }
     if (status != GGML_STATUS_SUCCESS) {
@@ -282,22 +268,6 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, Mod
         b.experts->demand.raise_layer(b.layer);
     }
     return status;
-}
-
-// Runs a block that is divided, whose ids have arrived.
-ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, const PromptDivider::Division & division,
-                               const ggml_cgraph * graph, int64_t wait_ns) {
-    device_.send_ids(b, *division.ids);
-    const ggml_status status = divider_.launch(b, s, division, graph);
-    if (status != GGML_STATUS_SUCCESS) {
-        return status;
-    }
-    const HostPart::Served served = host_.serve(b, s, division.ids.get(), nullptr, false, wait_ns);
-    divider_.note_cpu(served.ns);
-    if (served.status == GGML_STATUS_SUCCESS && served.n_rows > 0) {
-        send_rows(b, true);
-    }
-    return served.status;
 }
 
 // Launches the dense nodes before the next block or behind the last, and before them the join if it is pending.

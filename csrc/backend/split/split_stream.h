@@ -19,7 +19,7 @@
 // blocks share one set of staging. D writes ids and input of the next block only behind the join. H writes its rows
 // only after the mark of the next block, which lies behind the copy of the last rows. A block whose experts are all
 // resident needs no H. A block without residents needs no device part. A block of a large batch
-// (Experts::set_stream_tokens) needs neither (weight_stream.h), or both with other experts (prompt_divider.h).
+// (Experts::set_stream_tokens) needs neither (weight_stream.h).
 //
 // This file has the order of the steps. Others do the steps: compute_stream (queues on D, and holds the memory that it
 // reads), device_part and host_part (the two halves of a block), miss_loader, hand_off (helper and jobs),
@@ -34,7 +34,6 @@
 #include "backend/split/hand_off.h"
 #include "backend/split/host_part.h"
 #include "backend/split/miss_loader.h"
-#include "backend/split/prompt_divider.h"
 #include "backend/split/resident_draft.h"
 #include "backend/stream/compute_stream.h"
 #include "backend/stream/graph_cache.h"
@@ -115,8 +114,6 @@ class SplitStream {
     void        choose(const LateMask & late);
     ggml_status serve(SplitBlock & b, const Staging & s, Side side, ModelExperts::Snapshot now,
                       const ggml_cgraph * graph, bool counts);
-    ggml_status serve(SplitBlock & b, const Staging & s, const PromptDivider::Division & division,
-                      const ggml_cgraph * graph, int64_t wait_ns);
     Side        side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now);
     bool        can_go_ahead(const SplitGraph & g);
     ggml_status launch_dense(const SplitBlock & b, const Part & dense, const Part & joined, const ggml_cgraph * graph);
@@ -134,7 +131,6 @@ class SplitStream {
     DevicePart    device_;
     MissLoader    loader_;
     PrefillRunner turns_;
-    PromptDivider divider_{turns_};
     ResidentDraft residents_;
     HandOff       jobs_;
 
@@ -143,7 +139,6 @@ class SplitStream {
 
     bool ahead_      = false; // the graph under way is queued ahead
     bool loads_      = false; // misses of the graph under way may be loaded within their layer
-    bool divides_    = false; // blocks of the graph under way that have turns are divided (prompt_divider.h)
     bool hangs_      = false;
     bool late_masks_ = false; // ... with masks that are chosen as late as possible
     // The last such mask, and the one before, which the device may still read. Only the thread that serves uses them.
