@@ -1,0 +1,106 @@
+"""A text of one long word is tokenized, though llama.cpp's regular expressions recurse once a character."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import spac
+from spac import demo
+from tests.cli.conftest import environment
+
+PRE_TOKENIZERS = ("gpt-4o", "deepseek-v3", "bloom", "exaone-moe", "llama-bpe")
+LETTERS = 60_000
+
+PROGRAM = """
+import hashlib, json, sys
+import llama_cpp
+
+given = json.load(sys.stdin)
+results = {}
+for pre in given["pre"]:
+    model = llama_cpp.Llama(
+        given["model"], vocab_only=True, verbose=False, kv_overrides={"tokenizer.ggml.pre": pre}
+    )
+    results[pre] = []
+    for text in given["texts"]:
+        tokens = model.tokenize(text.encode())
+        results[pre].append([len(tokens), hashlib.sha256(str(tokens).encode()).hexdigest()])
+print(json.dumps(results))
+"""
+
+
+def tokenized(library: Path, texts: list[str]) -> dict[str, list[list[object]]]:
+    """Return the number and the hash of the tokens of each text, by pre-tokenizer, with this library."""
+    given = {"model": str(demo.TARGET), "pre": PRE_TOKENIZERS, "texts": texts}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps(given), capture_output=True, text=True, timeout=100,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": ""}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    results: dict[str, list[list[object]]] = json.loads(done.stdout)
+    return results
+
+
+OURS = Path(spac.__file__).parent / "lib"
+UNITS = ["a", "A", "7", "+", " ", "\n", "é", "字", "aB", "a ", "x1/", "'s"]
+
+
+def test_long_words() -> None:
+    texts = [unit * LETTERS for unit in UNITS]
+    for pre, results in tokenized(OURS, texts).items():
+        for text, (n, _) in zip(texts, results, strict=True):
+            assert isinstance(n, int), pre
+            assert n > len(text) // 200, (pre, text[:3])
+
+
+def test_the_tokens_are_those_of_the_unpatched_library(reference_lib: Path) -> None:
+    """The texts are short, and as long as an ordinary stack holds, and as long as texts that are cut."""
+    prose = "".join(f"The {i}th line, of words and (signs): it's café {i * 7919}.\n" for i in range(12_000))
+    texts = [
+        *(unit * n for unit in UNITS for n in (1, 7, 700, 5_000)),
+        prose[:1_900],
+        prose[:2_100],
+        prose,
+        "x" * 30 + "\n" + " \n\t\n" * 700 + prose[:3_000],
+    ]
+    assert max(map(len, texts)) > 600_000
+    assert tokenized(OURS, texts) == tokenized(reference_lib, texts)
+
+
+ENGINE = """
+from spac import demo
+from tests.cli.conftest import environment
+from spac.config import EngineConfig
+from spac.engine import Engine
+from spac.errors import InputError
+
+config = EngineConfig(
+    target=demo.TARGET, draft=demo.DRAFT, threads=1, ctx=256, state="off",
+    override_kv={"tokenizer.ggml.pre": "gpt-4o"},
+)
+with Engine(config) as engine:
+    print(len(engine.tokenize("a" * 60_000)))
+    try:
+        print(len("".join(engine.generate("a" * 60_000, 2))))
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_an_engine() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    n, refusal = done.stdout.splitlines()
+    assert int(n) > 1_000
+    assert "context" in refusal
