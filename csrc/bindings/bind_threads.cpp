@@ -1,6 +1,7 @@
-// Bindings of the CPU's threads: pools for contexts, and the CPUs that the threads run on.
+// Bindings of the CPU's threads: pools for contexts, the CPUs that the threads run on, and signals.
 #include "backend/split/thread_pool.h"
 #include "bindings/bindings.h"
+#include "core/second_signal.h"
 #include "session/attach_pool.h"
 
 #include <pybind11/stl.h>
@@ -51,4 +52,6 @@ void bind_threads(py::module_ & m) {
             spac::set_placing({std::move(cpus), strict});
         },
         py::arg("cpus"), py::arg("strict"), "Set the CPUs on which threads of pools run, for pools made from now on.");
+    m.def("end_at_second_signal", &spac::end_at_second_signal, py::arg("number"), py::arg("after_s"),
+          py::arg("has_come") = false);
 }

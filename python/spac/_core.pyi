@@ -309,6 +309,13 @@ def set_placing(cpus: list[int], strict: bool) -> None:
     thread that decodes is never bound.
     """
 
+def end_at_second_signal(number: int, after_s: float, has_come: bool = False) -> None:
+    """Let a second signal end the process by its default action, `after_s` seconds after the first or more.
+
+    The present handler gets the first one. Setting another handler ends this. With `has_come`, the first one
+    comes now.
+    """
+
 def device_handle(name: str) -> int:
     """Return the ggml_backend_dev_t for llama_model_params.devices.
 

@@ -88,3 +88,51 @@ with interrupt.Interrupt(lambda: interrupt.leave):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=15)
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+STUCK = """
+import ctypes, signal, sys
+from spac.cli import interrupt
+{prepare}
+print("ready", flush=True)
+mutex = ctypes.create_string_buffer(64)
+for _ in range(2):  # The second call keeps the interpreter's lock for ever, so no handler in Python runs.
+    ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+"""
+HANDLED = """
+for each in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(each, lambda *_: None)
+interrupt.end_at_second_signal(signal.SIGINT, signal.SIGTERM)
+"""
+ENTERED = "interrupt.Interrupt(lambda: lambda: None, insistent={}).__enter__()"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "numbers", "wait_s"),
+    [
+        (HANDLED, (signal.SIGTERM, signal.SIGTERM), 0.6),
+        (HANDLED, (signal.SIGTERM, signal.SIGINT), 0.6),
+        (ENTERED.format(True), (signal.SIGINT, signal.SIGINT), 0.6),
+        (ENTERED.format(False), (signal.SIGINT, signal.SIGINT), 3.1),
+    ],
+)
+def test_a_second_signal_ends_what_runs_no_python(
+    prepare: str, numbers: tuple[signal.Signals, signal.Signals], wait_s: float
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(prepare=prepare)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(numbers[0])
+        time.sleep(0.1)
+        process.send_signal(numbers[0])  # so soon, it counts as the first one
+        time.sleep(wait_s)
+        assert process.poll() is None
+        process.send_signal(numbers[1])
+        assert process.wait(10) == -numbers[1]
+    finally:
+        process.kill()
+        process.communicate()

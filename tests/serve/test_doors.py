@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -104,10 +105,45 @@ def test_a_second_signal_does_not_wait(tmp_path):
         long = Long(server)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.ask("GET", "/health")[0] == 503)
-        assert server.stop() == 0
+        time.sleep(0.6)  # until then, it counts as the first one
+        assert server.stop() == -signal.SIGTERM
         long.leave()
     finally:
         server.kill()
+
+
+STUCK = """
+import ctypes, socket
+from types import SimpleNamespace
+from spac.serve.server import make_server
+
+async def app(scope, receive, send):
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+bound = socket.create_server(("127.0.0.1", 0))
+server = make_server(app, SimpleNamespace(close=lambda: None), verbose=False)
+print(bound.getsockname()[1], flush=True)
+server.run(sockets=[bound])
+"""
+
+
+def test_a_second_signal_ends_a_server_that_hangs():
+    """No Python runs any more in this process, so nobody reads the first signal."""
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True)
+    try:
+        with socket.create_connection(("127.0.0.1", int(process.stdout.readline())), 10) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+            time.sleep(1)  # until it hangs
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.6)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ from typing import Self
 
 EXIT_CODE = 130
 _PATIENCE_S = 0.05
+TWICE_S = 0.5
+"""Seconds within which a second signal counts as the first one. Some programs send each signal twice."""
+_STUCK_S = 3.0  # seconds after which work that was asked to stop will not do it any more
 
 
 def leave() -> None:
@@ -24,13 +27,25 @@ def leave_at_once() -> None:
     signal.signal(signal.SIGINT, lambda *_: leave())
 
 
+def end_at_second_signal(*numbers: int, after_s: float = TWICE_S, has_come: bool = False) -> None:
+    """Let a second of these signals end the process by its default action, after `after_s` seconds or more.
+
+    Their handlers get the first one. With `has_come`, it comes now. The second needs no Python that runs. Set
+    no other handler afterwards.
+    """
+    from spac import _core  # late: it loads the library
+
+    for number in numbers:
+        _core.end_at_second_signal(number, after_s, has_come)
+
+
 class Interrupt:
     """Handles Ctrl-C while it is entered: the first one calls the function that `cancel` returns, at once.
 
     Python runs signal handlers between its own instructions only, and one graph of a large model can take
     seconds. So a thread wakes up when the signal arrives. The thread or the handler, whichever comes first,
     calls the function once. If `cancel` returns None, the handler raises KeyboardInterrupt. The second Ctrl-C
-    ends the process, unless `insistent` is False.
+    ends the process. Unless `insistent`, it does so only if the work has not stopped for seconds.
     """
 
     def __init__(self, cancel: Callable[[], Callable[[], None] | None], *, insistent: bool = True) -> None:
@@ -42,6 +57,7 @@ class Interrupt:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._handler = signal.signal(signal.SIGINT, self._on_signal)
+        end_at_second_signal(signal.SIGINT, after_s=TWICE_S if self._insistent else _STUCK_S)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._watcher.start()
         return self

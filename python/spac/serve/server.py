@@ -6,10 +6,13 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Any
 
+from spac.cli import interrupt
+
 if TYPE_CHECKING:
     from spac.serve.state import ServerState
 
 BACKLOG = 2048
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 5  # seconds in which responses can end after a stop; generations end at once
 
 
@@ -17,7 +20,7 @@ def make_server(app: Any, state: ServerState, *, verbose: bool, drain_s: int = 0
     """Return uvicorn's server around the app.
 
     From now on, Ctrl-C stops it, and cancels the requests that it serves. SIGTERM lets those that run end
-    within `drain_s` seconds; a second signal does not wait for them.
+    within `drain_s` seconds. A second signal ends the process, whatever it does.
     """
     import uvicorn
 
@@ -47,10 +50,20 @@ def make_server(app: Any, state: ServerState, *, verbose: bool, drain_s: int = 0
         else:
             stop(number, frame)
 
+    async def startup(sockets: Any = None) -> None:
+        interrupt.end_at_second_signal(*SIGNALS)  # behind uvicorn's handlers, which are set by now
+        await begin(sockets)
+
+    begin, server.startup = server.startup, startup
     tasks: list[asyncio.Task[None]] = []  # the loop itself keeps no task alive
     server.handle_exit = handle_exit
+
+    def end(*_: Any) -> None:
+        server.should_exit = True
+        interrupt.end_at_second_signal(*SIGNALS, has_come=True)  # a thread may keep the process from ending
+
     # uvicorn replaces these handlers when it starts, and raises the signals again when it ends. A stop is a
     # server's normal end, so these handlers raise nothing.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: setattr(server, "should_exit", True))
+    for each in SIGNALS:
+        signal.signal(each, end)
     return server
