@@ -2,6 +2,7 @@
 // context before its model.
 #include "bindings/bindings.h"
 #include "session/grammar.h"
+#include "session/grammar_work.h"
 #include "session/llama_models.h"
 
 #include <pybind11/stl.h>
@@ -200,4 +201,8 @@ void bind_llama(py::module_ & m) {
     m.def("clear_memory", &spac::clear_memory, arg("context"), Release());
     m.def("forget_from", &spac::forget_from, arg("context"), arg("position"), Release());
     m.def("grammar_of_schema", &spac::grammar_of_schema, arg("schema"), Release());
+    m.def(
+        "check_grammar", [](Address model, const std::string & text) { spac::check_grammar(model, text); },
+        arg("model"), arg("text"), Release());
+    m.def("take_grammar_fault", &spac::take_grammar_fault);
 }

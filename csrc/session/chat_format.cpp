@@ -3,6 +3,7 @@
 #include "chat.h"
 #include "core/error.h"
 #include "llama.h"
+#include "session/big_stack.h"
 #include "session/common_log.h"
 
 #include <algorithm>
@@ -274,7 +275,14 @@ std::shared_ptr<ChatPrompt> ChatTemplates::apply(const std::string & request) co
         const auto json    = common_json::parse(request);
         const auto inputs  = read_request(json, loaded_->vocab);
         const bool goes_on = inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !inputs.messages.empty();
-        return std::make_shared<ChatPrompt>(goes_on ? continued(*loaded_, inputs) : applied(*loaded_, inputs));
+        PartsPtr   parts;
+        const auto apply = [&] { parts = goes_on ? continued(*loaded_, inputs) : applied(*loaded_, inputs); };
+        if (inputs.tools.empty() && inputs.json_schema.empty()) {
+            apply();
+        } else if (!on_stack(schema_stack, apply)) {
+            throw InputError("there is no memory for a stack");
+        }
+        return std::make_shared<ChatPrompt>(std::move(parts));
     } catch (const std::exception & error) {
         refuse(error);
     }

@@ -1,5 +1,6 @@
 // A step of several sequences: their drafts, one verification, and what each of them samples.
 #include "session/parallel_impl.h"
+#include "session/sampler.h"
 
 #include <algorithm>
 #include <string>
@@ -124,12 +125,12 @@ void ParallelSession::Impl::sample(Place & place, int first_row) {
         if (place.n_top >= 0) {
             place.probabilities = token_probabilities(ctx, place.accepted, place.n_top, first_row);
         }
-    } catch (const std::exception & error) {
+    } catch (const std::exception &) {
         // The sampler may have taken some of the tokens, so the sequence cannot go on.
         place.accepted.clear();
         place.sequence.rewind();
         place.sequence.drop_prompt();
-        place.error = std::make_exception_ptr(InternalError(std::string("the sampler failed: ") + error.what()));
+        place.error = sampler_fault();
         return;
     }
     place.n_drafted = static_cast<int>(place.drafted.size());

@@ -1,5 +1,8 @@
 #include "session/sampler.h"
 
+#include "session/grammar.h"
+#include "session/grammar_work.h"
+
 #include <climits>
 #include <cmath>
 #include <sstream>
@@ -115,12 +118,17 @@ common_params_sampling sampling_params(const SamplingConfig & config, const llam
     if (config.chat != nullptr) {
         config.chat->constrain(params, config.reasoning_budget);
     }
-    add_logit_bias(config, llama_model_get_vocab(model), params);
+    const auto * const vocab = llama_model_get_vocab(model);
+    if (!params.grammar.empty()) {
+        check_grammar(vocab, common_grammar_value(params.grammar), params.grammar.type == COMMON_GRAMMAR_TYPE_USER);
+    }
+    add_logit_bias(config, vocab, params);
     return params;
 }
 
 common_sampler_ptr make_sampler(const llama_model * model, common_params_sampling params) {
-    common_sampler * sampler = nullptr;
+    const GrammarScope scope;
+    common_sampler *   sampler = nullptr;
     try {
         sampler = common_sampler_init(model, params);
     } catch (const std::exception & error) {
@@ -133,6 +141,16 @@ common_sampler_ptr make_sampler(const llama_model * model, common_params_samplin
     }
     SPAC_CHECK(sampler != nullptr, params.temp, params.top_k);
     return common_sampler_ptr(sampler);
+}
+
+std::exception_ptr sampler_fault() {
+    try {
+        throw;
+    } catch (const Error &) { // such as a grammar's limit
+        return std::current_exception();
+    } catch (const std::exception & error) {
+        return std::make_exception_ptr(InternalError(std::string("the sampler failed: ") + error.what()));
+    }
 }
 
 } // namespace spac

@@ -13,4 +13,7 @@ common_params_sampling sampling_params(const SamplingConfig & config, const llam
 // Returns a sampler at its start (seeded, grammar at its root). Throws InputError if the grammar cannot be parsed.
 common_sampler_ptr make_sampler(const llama_model * model, common_params_sampling params);
 
+// Returns the error for the exception that a sampler has thrown. Call it where that is caught.
+std::exception_ptr sampler_fault();
+
 } // namespace spac

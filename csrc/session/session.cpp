@@ -4,6 +4,7 @@
 #include "session/common_log.h"
 #include "session/draft_types.h"
 #include "session/graph_size.h"
+#include "session/sampler.h"
 #include "session/session_impl.h"
 #include "session/step_run.h"
 
@@ -124,10 +125,10 @@ llama_tokens Session::Impl::verify() {
 llama_tokens Session::Impl::sample() {
     try {
         return verifier.sample(drafted, result);
-    } catch (const std::exception & error) {
+    } catch (const std::exception &) {
         // The sampler may have taken some of the tokens. Only a new prompt makes it whole.
         sequence.drop_prompt();
-        throw InternalError(std::string("the sampler failed, prefill the session anew: ") + error.what());
+        std::rethrow_exception(sampler_fault());
     }
 }
 

@@ -29,13 +29,15 @@ class TokenSampler {
     common_sampler_ptr make() const;
     bool               is_greedy() const;
     llama_token        choose(llama_context * ctx, int row);
+    void               check_work(uint64_t work, size_t n_tokens);
 
     const llama_model *    model_;
     int                    n_ctx_;
     common_params_sampling params_;
     bool                   mirostat_penalizes_;
     common_sampler_ptr     sampler_;
-    bool                   greedy_; // every token is the one with the largest logit
+    bool                   greedy_;           // every token is the one with the largest logit
+    uint64_t               grammar_work_ = 0; // of this text, in nanoseconds
 };
 
 } // namespace spac

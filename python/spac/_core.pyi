@@ -207,7 +207,19 @@ def forget_from(context: int, position: int) -> bool:
     """Remove the tokens of sequence 0 from `position` on. Return False if this memory cannot."""
 
 def grammar_of_schema(schema: str) -> str:
-    """Return the grammar (GBNF) of all texts that fit a JSON schema. Raise InputError if there is none."""
+    """Return the grammar (GBNF) of all texts that fit a JSON schema.
+
+    Raise InputError if there is none, or if it exceeds a limit.
+    """
+
+def check_grammar(model: int, text: str) -> None:
+    """Raise InputError if a grammar (GBNF) cannot be used with a model, or exceeds a limit."""
+
+def take_grammar_fault() -> str:
+    """Return what was wrong with a grammar of llama_cpp's own loop since the last call, "" for nothing.
+
+    It belongs to the calling thread. No exception may cross llama.cpp's C interface.
+    """
 
 # Devices
 

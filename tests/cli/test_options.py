@@ -50,12 +50,16 @@ def test_an_option_that_cannot_be_says_what_is_accepted(spac_run, target, argume
 
 @pytest.mark.parametrize(
     ("grammar", "cause"),
-    [("root ::= [", ": unexpected end of input"), ("root ::= x", ": Undefined rule identifier 'x'")],
+    [
+        ("root ::= [", "unexpected end of input"),
+        ("root ::= x", "the rule 'x' is not defined"),
+        ('root ::= "a" )', "expecting newline or end (line 1, column 14)"),
+    ],
 )
 def test_a_grammar_with_a_fault_gives_one_line(spac_run, target, grammar, cause):
     outcome = spac_run("-m", target, "-p", "x", "-q", "--grammar", grammar)
     assert outcome.code == 2
-    assert outcome.error.endswith(f"the sampler cannot be made: failed to parse grammar{cause}")
+    assert outcome.error.endswith(f"the grammar cannot be used: {cause}")
 
 
 def test_a_fault_of_the_simulated_device_names_its_variable(spac_run, target):

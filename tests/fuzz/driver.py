@@ -138,5 +138,4 @@ def check(answer: Answer, arguments: Sequence[str]) -> None:
         lines = [line for line in answer.err.splitlines() if not line.startswith("spac: ")]
         assert lines, said
         assert lines[-1].startswith("spac run: error: "), said
-        # For a grammar, the library's parser reports the failing place in lines before.
-        assert len(lines) == 1 or "grammar" in lines[-1], said
+        assert len(lines) == 1, said

@@ -118,7 +118,7 @@ def test_new_files_and_several_hunks(unified_diff):
 
 
 def test_our_patches_keep_to_the_limit():
-    """There are at most 5 patches, of 250 lines together. They hold call sites and checks, never features."""
+    """There are at most 6 patches, of 250 lines together. They hold call sites and checks, never features."""
     patches = sorted((ROOT / "patches").glob("*.patch"))
     changed = [
         line
@@ -126,7 +126,7 @@ def test_our_patches_keep_to_the_limit():
         for line in patch.read_text().splitlines()
         if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
     ]
-    assert len(patches) <= 5
+    assert len(patches) <= 6
     assert len(changed) <= 250
     readme = (ROOT / "patches" / "README.md").read_text()
     assert not [patch.name for patch in patches if patch.name not in readme]

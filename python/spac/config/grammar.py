@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from spac.config.schema_limits import check_schema
 from spac.errors import InputError, one_line
 
 
@@ -37,6 +38,7 @@ def of_schema(schema: str | Mapping[str, Any], *, name: str = "") -> str:
     if not isinstance(schema, Mapping):
         raise InputError(f'{name}the JSON schema is not an object, such as {{"type": "object"}}')
     try:
+        check_schema(schema)
         _check(schema)
         from spac import _core  # late: it loads the library
 

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -23,7 +23,6 @@ from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.session_events import Events
 from spac.errors import Cancelled, InputError
 from spac.governor import BatchGovernor, BatchLengths, Governor
-from spac.model.c_api import grammar_faults
 from spac.model.pair import ModelPair
 from spac.stats import Meter
 
@@ -254,8 +253,7 @@ class Batch:
             self._before_join()
             tokens = each.tokens
             assert tokens is not None
-            with grammar_faults() if each.sampling.get("grammar") else nullcontext():
-                number = self.session.join(tokens, n_unseen=each.n_unseen, n_top=each.n_top, **each.sampling)
+            number = self.session.join(tokens, n_unseen=each.n_unseen, n_top=each.n_top, **each.sampling)
         except Exception as error:  # It belongs to the reader.
             self._fail(each, error)
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_progress import PIECE, PromptProgress
-from spac.model.c_api import grammar_faults
 from spac.model.pair import ModelPair
 
 
@@ -76,12 +74,11 @@ class SingleSession:
         Parameters and errors are those of `_core.Session.set_sampling`.
         """
         self._sampling = None
-        with grammar_faults() if parameters.get("grammar") else nullcontext():
-            self._expert_cache.update_streams()
-            if self.session is None:
-                self.session = self._open(parameters)
-            else:
-                self.session.set_sampling(**parameters)
+        self._expert_cache.update_streams()
+        if self.session is None:
+            self.session = self._open(parameters)
+        else:
+            self.session.set_sampling(**parameters)
         return self.session
 
     def _open(self, parameters: Mapping[str, Any]) -> _core.Session:

@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from spac import _core
 from spac.engine.batched_sequence import NO_END, BatchedSequence
 from spac.engine.generation import Generation
+from spac.errors import InputError
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
 from spac.model.c_api import TokenArray
 from spac.stats import Meter, RunStats, Setting, device_counts
 
 if TYPE_CHECKING:
-    import spac._core as _core
     from spac.engine import Engine
 
 Tokens = Generator[int, Sequence[int] | None, None]
@@ -156,6 +157,8 @@ class LoopRun:
                 except StopIteration:
                     return
                 elapsed = time.perf_counter() - started
+                if fault := _core.take_grammar_fault():
+                    raise InputError(fault)
                 if meter.generated_tokens:
                     meter.decode_s += elapsed
                     meter.steps += 1

@@ -52,7 +52,7 @@ from spac.llama_cpp_python.pair import (
     placed,
     with_pool,
 )
-from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling
+from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling, check_grammar
 from spac.llama_cpp_python.several import PerThread, generate_beside, refuse_alone
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
@@ -318,6 +318,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._run = run = LoopRun(self._setting(sampling), experts, n_prompt, sampling.logprobs)
             if isinstance(sampling.grammar, ChatGrammar):
                 given["grammar"] = sampling.grammar.instead
+            check_grammar(self.model, given.get("grammar"))
             plain = {name: value for name, value in given.items() if name != "self"}
             yield from run.measure(super().generate(**plain))
             return

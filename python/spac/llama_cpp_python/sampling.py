@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from spac import _core
 from spac.config.grammar import from_root
 from spac.llama_cpp_python.logprobs import Logprobs
-
-if TYPE_CHECKING:
-    from spac import _core
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED asks for a random seed.
 
@@ -146,6 +144,12 @@ class Sampling:
             "min_p": _probability(self.min_p),
             "samplers": ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"],
         }
+
+
+def check_grammar(model: int, grammar: Any) -> None:
+    """Raise InputError if a LlamaGrammar for llama_cpp's own loop cannot be used, or exceeds a limit."""
+    if grammar is not None:
+        _core.check_grammar(model, grammar._grammar)
 
 
 def _probability(value: float) -> float:

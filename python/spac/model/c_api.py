@@ -8,12 +8,9 @@ from __future__ import annotations
 import _thread
 import logging
 import os
-import re
-import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,31 +91,6 @@ def last_error() -> str:
     _recent_errors.clear()
     _core.take_memory_refusal()
     return cause
-
-
-@contextmanager
-def grammar_faults() -> Iterator[None]:
-    """Complete an InputError by the fault of a grammar, which llama.cpp writes to stderr with the grammar."""
-    try:
-        stderr = os.dup(2)
-    except OSError:  # It is closed.
-        yield
-        return
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        except InputError as error:
-            written.seek(0)
-            match = re.search(rb"error parsing grammar: (.+)", written.read())
-            cause = f": {match[1].decode('utf-8', 'replace')}" if match else ""
-            raise InputError(f"{error}{cause}") from None
-        else:
-            written.seek(0)
-            os.write(stderr, written.read())  # Another thread may have written it.
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
 
 
 def take_notices() -> list[str]:

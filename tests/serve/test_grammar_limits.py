@@ -1,0 +1,63 @@
+"""The server refuses grammars and schemas that would stop it, and goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chat.templates import THINKING
+from tests.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
+from tests.serve.conftest import Server
+
+USER = [{"role": "user", "content": "x"}]
+
+
+@pytest.fixture(scope="module", params=["1", "2"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Yield a server of its own: a recipe that is not refused would end or stop it."""
+    folder = tmp_path_factory.mktemp("limits")
+    template = folder / "template.jinja"
+    template.write_text(THINKING)
+    options = ("--threads", "1", "--draft-length", "0", "--parallel", request.param)
+    server = Server(folder, "--ctx", "2048", "--chat-template-file", str(template), fixed=options)
+    yield server
+    server.kill()
+
+
+def refusal(server: Server, path: str, body: dict[str, Any]) -> str:
+    """Return the message of a 400."""
+    status, answer = server.ask("POST", path, {"model": "demo", "max_tokens": 60, **body})
+    assert status == 400, (status, answer[:500])
+    return str(json.loads(answer)["error"]["message"])
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_grammars(server: Server, name: str) -> None:
+    grammar, cause = GRAMMARS[name]
+    assert cause in refusal(server, "/v1/completions", {"prompt": "x", "grammar": grammar})
+    assert server.answers()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas(server: Server, name: str) -> None:
+    schema, cause = SCHEMAS[name]
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    assert cause in refusal(server, "/v1/chat/completions", {"messages": USER, "response_format": form})
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    asked = {"messages": USER, "tools": [tool], "tool_choice": "required"}
+    assert cause in refusal(server, "/v1/chat/completions", asked)
+    assert server.answers()
+
+
+def test_large_schemas_that_are_no_attack(server: Server) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": LARGE}}
+    few = TOOLS[:2]
+    for asked in ({"response_format": form}, {"tools": few, "tool_choice": "required"}, {"tools": few}):
+        body = {"model": "demo", "messages": USER, "max_tokens": 20, **asked}
+        status, answer = server.ask("POST", "/v1/chat/completions", body)
+        assert status == 200, answer[:500]
+    asked = {"messages": USER, "tools": TOOLS, "tool_choice": "required"}
+    assert "the context holds" in refusal(server, "/v1/chat/completions", asked)
