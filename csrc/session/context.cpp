@@ -6,6 +6,7 @@
 #include "session/remote_layers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -62,12 +63,20 @@ void Context::check_rows(int n_tokens, int n_wanted) const {
     }
 }
 
+void Context::note_logit(int row, llama_token token) {
+    const float * const logits = llama_get_logits_ith(ctx_, row);
+    if (logits != nullptr && (std::isnan(logits[token]) || logits[token] == INFINITY)) {
+        overflowed_ = true;
+    }
+}
+
 void Context::clear() {
     if (shares_) {
         llama_memory_seq_rm(llama_get_memory(ctx_), seq_id_, -1, -1);
     } else {
-        llama_memory_clear(llama_get_memory(ctx_), false);
+        llama_memory_clear(llama_get_memory(ctx_), overflowed_);
     }
+    overflowed_ = false;
     tokens_.clear();
     checkpoints_.clear();
     n_versions_ = 0;
@@ -85,6 +94,10 @@ void Context::trim(int n) {
 }
 
 void Context::keep_prefix(const llama_tokens & wanted, int n_max) {
+    if (overflowed_) {
+        clear();
+        return;
+    }
     const int n = common_prefix(tokens_, wanted, n_max);
     if (n == n_past()) {
         return;
@@ -97,6 +110,9 @@ void Context::keep_prefix(const llama_tokens & wanted, int n_max) {
 }
 
 int Context::usable(const llama_tokens & wanted, int n_max) const {
+    if (overflowed_) {
+        return 0;
+    }
     const int n = common_prefix(tokens_, wanted, n_max);
     if (can_go_back(n)) {
         return n;
@@ -192,7 +208,7 @@ int Remembered::usable(const llama_tokens & wanted) const {
 
 Remembered Context::remember() const {
     Remembered past;
-    if (n_past() > 0) {
+    if (n_past() > 0 && !overflowed_) {
         past.state = MemoryState(ctx_, MemoryState::Part::all, seq_id_);
     }
     if (!past.state.empty()) {
@@ -206,7 +222,9 @@ Remembered Context::remember() const {
 }
 
 size_t Context::size_to_remember() const {
-    return n_past() == 0 ? 0 : MemoryState::size_of(ctx_, MemoryState::Part::all, seq_id_) + checkpoints_.bytes();
+    return n_past() == 0 || overflowed_
+               ? 0
+               : MemoryState::size_of(ctx_, MemoryState::Part::all, seq_id_) + checkpoints_.bytes();
 }
 
 void Context::recall(Remembered past) {

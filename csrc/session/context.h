@@ -64,6 +64,11 @@ class Context {
     // llama.cpp would end the process. A context that makes embeddings has a row for every token.
     void check_rows(int n_tokens, int n_wanted) const;
 
+    // Looks at the logit in `row` by which `token` was chosen. If it is no finite number, the memory is believed no
+    // more: nothing of it is kept for a later prompt, and clear() overwrites its data. A masked cell with NaN would
+    // make every later result NaN.
+    void note_logit(int row, llama_token token);
+
     const llama_tokens & tokens() const { return tokens_; }
     int                  n_past() const { return static_cast<int>(tokens_.size()); }
 
@@ -126,6 +131,7 @@ class Context {
     const char *      role_;
     bool              is_recurrent_;
     bool              shares_     = false; // true: the llama context has other sequences
+    bool              overflowed_ = false; // a logit was no finite number
     llama_seq_id      seq_id_     = 0;
     const Projector * projector_  = nullptr;
     int               n_versions_ = 0; // versions of the state: tokens that can be taken back now

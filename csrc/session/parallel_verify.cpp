@@ -122,6 +122,7 @@ void ParallelSession::Impl::sample(Place & place, int first_row) {
         SpanScope scope(*trace, Activity::sample);
         place.accepted   = place.sampler->sample(ctx, place.drafted, first_row);
         scope.span.count = static_cast<int32_t>(place.accepted.size()) - 1;
+        place.target.note_logit(first_row + scope.span.count, place.accepted.back());
         if (place.n_top >= 0) {
             place.probabilities = token_probabilities(ctx, place.accepted, place.n_top, first_row);
         }

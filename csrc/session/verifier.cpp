@@ -35,8 +35,9 @@ llama_tokens Verifier::sample(const llama_tokens & draft, Step & step) {
     const auto start    = Clock::now();
     auto       accepted = sampler_.sample(target_.get(), draft);
     has_logits_         = true;
-    step.sample_ns      = since(start);
-    scope.span.count    = static_cast<int32_t>(accepted.size()) - 1;
+    target_.note_logit(static_cast<int>(accepted.size()) - 1, accepted.back());
+    step.sample_ns   = since(start);
+    scope.span.count = static_cast<int32_t>(accepted.size()) - 1;
     return accepted;
 }
 

@@ -111,7 +111,7 @@ def test_nothing_is_drafted_while_there_are_images(files, tiny_model, drafts):
     with opened(files["qwen3vlmoe"], **drafts) as engine:
         assert "".join(engine.generate(text, N)) == expected[1]
         assert said(engine, PROMPT, IMAGES) == expected[0]
-        assert engine._generation.stats.drafted_tokens == 0
+        assert engine._last_stats().drafted_tokens == 0
         assert sum("nothing is drafted while" in note for note in engine.notes) == 1
         again = engine.generate(text, N)
         assert "".join(again) == expected[1]
@@ -122,7 +122,7 @@ def test_nothing_is_drafted_while_there_are_images(files, tiny_model, drafts):
 def test_a_conversation_goes_on_and_comes_back(name, files):
     """A conversation that memory or the prompt cache holds gives the text of one from the start."""
     longer = (PROMPT + " more <__media__> x", (*IMAGES, IMAGES[0]))
-    more = [(PROMPT, IMAGES), longer, ("other text " * 20, ())]
+    more = [(PROMPT, IMAGES), longer, ("def g(n): return n\n" * 8, ())]
     expected = []
     for prompt, images in more:
         with opened(files[name]) as engine:

@@ -185,7 +185,7 @@ def test_another_thread_waits_for_the_end_of_a_step(engine_with):
             try:
                 while not stop.is_set():
                     engine.set_slots(len(done) % 15)
-                    done.append(len(engine._generation.tokens))
+                    done.append(engine._last_stats().generated_tokens)
             except BaseException as error:
                 faults.append(error)
 

@@ -95,7 +95,7 @@ def test_drafts_change_no_text(start, expected, draft, options):
     with start(draft=draft, draft_max=4, **options) as engine:
         assert text_of(engine) == expected
         assert engine.device.name == NAMES.split(",")[options.get("main_gpu", 0)]
-        stats = engine.batch_stats if options.get("parallel") else engine._generation.stats
+        stats = engine.batch_stats if options.get("parallel") else engine._last_stats()
         assert stats.drafted_tokens > 0
 
 
@@ -185,7 +185,7 @@ def test_statistics_and_recordings_have_each_device(start, tmp_path):
     assert "simulated1  2 layers" in stats.table()
     with start(device="simulated", tensor_split=None) as engine:
         text_of(engine)
-        assert engine._generation.stats.devices == []
+        assert engine._last_stats().devices == []
 
 
 def test_what_needs_one_device_is_refused(start, draft):

@@ -101,7 +101,7 @@ def test_drafts_and_changing_slots_change_no_text(start, expected, draft):
         for slots in (12, 30, 1):
             engine.set_slots(slots)
             assert text_of(engine) == expected
-        assert engine._generation.stats.drafted_tokens > 0
+        assert engine._last_stats().drafted_tokens > 0
         assert [device.name for device in engine.devices] == ["simulated", "simulated1"]
         engine.set_vram_limit("20M")
         assert all(device.memory.limit == 20 << 20 for device in engine.devices)
@@ -132,7 +132,7 @@ def test_a_step_is_counted_once(start):
 def test_statistics_have_each_device(start):
     with start() as engine:
         text_of(engine)
-        stats = engine._generation.stats
+        stats = engine._last_stats()
         assert [(each["name"], each["layers"]) for each in stats.devices] == list(TWO.items())
         assert "simulated1  3 layers" in stats.table()
 

@@ -402,3 +402,37 @@ def test_a_grammar_with_a_fault(split: Llama) -> None:
     with pytest.raises(InputError, match="the rule 'nothing' is not defined"):
         split(PROMPT, grammar=grammar)
     assert take(split, tokens_of(split), 2)
+
+
+def test_a_prompt_of_one_token_more_is_no_continuation(opened: Open) -> None:
+    """The record is of the prompt that was evaluated, also if it is one token longer than the last."""
+    llm = opened(n_ctx=512)
+    one = tokens_of(llm, "class Stack:\n    def push(self, item):\n")
+    other = (tokens_of(llm, "class Stack:\n") + tokens_of(llm, "x = 1\ny = 2\n" * 9))[: len(one) + 1]
+    assert len(other) == len(one) + 1
+
+    def top(tokens: list[int]) -> Any:
+        return llm.create_completion(tokens, max_tokens=1, temperature=0, logprobs=1)["choices"][0]
+
+    first = top(one)
+    assert top(other) != first
+    assert held(llm)[: len(other)] == other
+    assert top(one) == first
+
+
+def test_a_window_that_came_back_goes_to_llama_cpps_own_loop(tiny_model: TinyModel, opened: Open) -> None:
+    """Only a conversation's window comes back from host memory. llama_cpp's loop cannot go back there."""
+    size = {**EXACT, "n_ctx": 1024, "n_batch": 64, "n_ubatch": 64, "swa_full": False, "device": "simulated"}
+    path = tiny_model("step35", n_swa=16)
+    rng = np.random.default_rng(1)
+    one, other = (rng.integers(3, 250, 200).tolist() for _ in range(2))
+    processor = llama_cpp.LogitsProcessorList([lambda _ids, scores: scores])
+    edited = [*one[:150], 7, 8, 9]
+    expected = take(opened(path, **size), edited, 24, logits_processor=processor)
+    llm = opened(path, **size)
+    for tokens in (one, other, one):
+        take(llm, tokens, 4)
+    assert llm.engine is not None
+    assert llm.engine.session is not None
+    assert llm.engine.session.cached["n_recalled"] == 1
+    assert take(llm, edited, 24, logits_processor=processor) == expected

@@ -20,14 +20,12 @@ from spac.engine.batched_sequence import BatchedSequence, MemberStep, SequenceTe
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
+from spac.engine.reader import IDLE_S
 from spac.engine.session_events import Events
 from spac.errors import Cancelled, InputError
 from spac.governor import BatchGovernor, BatchLengths, Governor
 from spac.model.pair import ModelPair
 from spac.stats import Meter
-
-IDLE_S = 60.0
-"""Seconds without a read after which a generation ends if another one waits for its place."""
 
 _open: weakref.WeakSet[Batch] = weakref.WeakSet()
 

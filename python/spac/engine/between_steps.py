@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from spac.errors import InputError
+
 T = TypeVar("T")
 
 
@@ -26,10 +28,34 @@ class BetweenSteps:
         self._owner: int | None = None  # the thread that computes or works
         self._n_calls = 0  # calls that wait for the owner; work queues behind them
         self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._closed = False
+
+    def close(self, last: Callable[[], T]) -> T:
+        """Run `last` as `run` does. From then on, `call` and `run` raise InputError; `close` does not.
+
+        Raise InputError in a callback of the session, whose call would go on afterwards.
+        """
+        if self._owner == threading.get_ident():
+            raise InputError(
+                "the engine cannot be closed in a callback of its own session: close it afterwards"
+            )
+
+        def work() -> T:
+            self._closed = True
+            return last()
+
+        return self._run(work)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("the engine is closed")
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Mark a call of the session. Work that comes meanwhile runs at its end, on this thread."""
+        """Mark a call of the session. Work that comes meanwhile runs at its end, on this thread.
+
+        Raise InputError after `close`.
+        """
         me = threading.get_ident()
         if self._owner == me:  # a callback of the session
             yield
@@ -42,6 +68,7 @@ class BetweenSteps:
                 self._n_calls -= 1
             self._owner = me
         try:
+            self._check_open()
             yield
         finally:
             self._leave()
@@ -49,8 +76,17 @@ class BetweenSteps:
     def run(self, work: Callable[[], T]) -> T:
         """Run `work` as soon as no call is under way, and return its result or raise its exception.
 
-        Any thread may call this. In a callback of the session, the work runs at once.
+        Any thread may call this. In a callback of the session, the work runs at once. Raise InputError after
+        `close`.
         """
+
+        def checked() -> T:
+            self._check_open()
+            return work()
+
+        return self._run(checked)
+
+    def _run(self, work: Callable[[], T]) -> T:
         me = threading.get_ident()
         if self._owner == me:
             return work()

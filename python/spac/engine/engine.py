@@ -34,6 +34,7 @@ from spac.engine.host_weights import HostWeights
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
+from spac.engine.reader import Reader
 from spac.engine.run_files import RunFiles
 from spac.engine.session_events import Events
 from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
@@ -67,6 +68,8 @@ class Engine:
         started = perf_counter()
         self.config = config
         self._last: Callable[[], Generation | None] = lambda: None
+        self._last_stats: Callable[[], RunStats] | None = None
+        self._reader: Reader | None = None  # the last generation's
         self._advised = self._noted_images = False
         self.batch: Batch | None = None
         """The thread that runs several generations at once; None with one at a time."""
@@ -147,10 +150,17 @@ class Engine:
         self._notes += self._files.end(self.events.driver, options, about)
 
     def close(self) -> None:
-        """Save the files, then free everything in order.
+        """End the generations, save the files, then free everything in order.
 
-        The engine cannot be used afterwards. A second call does nothing.
+        The engine cannot be used afterwards. A second call does nothing. Any thread may call this.
         """
+        if self.batch is not None:
+            self.batch.close()
+        if (generation := self._generation) is not None:
+            generation.cancel()
+        self.between.close(self._close)
+
+    def _close(self) -> None:
         try:
             self.save()
         finally:
@@ -159,8 +169,6 @@ class Engine:
     def _free(self) -> None:
         if (generation := self._generation) is not None:
             generation.retire()
-        if self.batch is not None:
-            self.batch.close()
         if self._single is not None:
             self._single.close()
         self.events.end()
@@ -213,23 +221,24 @@ class Engine:
 
     @property
     def _generation(self) -> Generation | None:
-        """The last generation; None before the first, and for one of several that nobody holds any more."""
+        """The last generation; None before the first, and if nobody holds it any more."""
         return self._last()
 
     def _advice(self) -> str:
         """Return advice after the last generation; "" for none. On a device of CPU cores, drafts get none."""
-        draft, device, generation = self._pair.draft, self.device, self._generation
+        draft, device = self._pair.draft, self.device
         governor, budget = self._draft_lengths.configured, self.config.latency_budget
-        if generation is None:
+        if self._last_stats is None:
             return ""
+        stats = self._last_stats()
         if budget is not None and isinstance(governor, RooflineGovernor):
-            first = generation.stats.time_to_first_token_s
+            first = stats.time_to_first_token_s
             if missed := missed_budget(budget, governor.plain_s, first):
                 return missed
         if draft is None or device is None or device.shares_host_cores or self.experts is None:
             return ""
         slots = self.experts.slots
-        lengths = generation.stats.draft_lengths
+        lengths = stats.draft_lengths
         n_bytes = mean_expert_bytes(self.experts)
         return unused_draft(lengths, draft.n_bytes, n_bytes, slots.n_slots, self.n_experts)
 
@@ -279,6 +288,9 @@ class Engine:
         if self.experts is None:
             raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
         chosen = SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
+        self.between.run(lambda: self._change_scheduler(chosen))
+
+    def _change_scheduler(self, chosen: SchedulerChoice | Scheduler) -> None:
         self.events.drain()
         self._use(self._at_home.attach(chosen))
 
@@ -432,10 +444,11 @@ class Engine:
 
         The text ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a
         full context. A prompt with images comes from `image_prompt`. An engine has one generation at a time,
-        so this call ends one that still runs. With `EngineConfig.parallel`, generations run at the same time,
-        each read by its own thread, and further ones wait for their turn in order. One that
-        is dropped leaves at once. One that is kept and not read for a minute ends with InputError if another
-        one waits for its place. A `recorder` records every step, of one generation at a time.
+        so this call ends one that this thread reads. One that another thread reads goes on, and this call
+        waits until it ends, is dropped, or is not read for a minute. With `EngineConfig.parallel`,
+        generations run at the same time, each read by its own thread, and further ones wait in order. One
+        that is dropped leaves at once. One that is kept and not read for a minute ends with InputError if
+        another one waits for its place. A `recorder` records every step, of one generation at a time.
         `progress(n_done, n_total)` receives the number of prompt tokens done, after each graph of a long
         prompt, or 2048 tokens. `reading` estimates it in between. `chat` is the chat prompt whose text
         `prompt` is. The answer then follows its format, has at most `reasoning_budget` tokens of reasoning
@@ -449,6 +462,33 @@ class Engine:
             return self._generate_beside(
                 self.batch, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
             )
+        while True:
+            if (reader := self._reader) is not None:
+                reader.wait()
+
+            def begin(waited_for: Reader | None = reader) -> Generation | None:
+                if self._reader is not waited_for:
+                    return None  # Another thread's generation came first.
+                return self._begin(
+                    prompt, tokens, max_tokens, stop, sampling, recorder, progress, chat, reasoning_budget
+                )
+
+            if (begun := self.between.run(begin)) is not None:
+                return begun
+
+    def _begin(
+        self,
+        prompt: Prompt,
+        tokens: TokenArray,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        sampling: SamplingConfig | None,
+        recorder: Recorder | None,
+        progress: Callable[[int, int], object] | None,
+        chat: _core.ChatPrompt | None,
+        reasoning_budget: int,
+    ) -> Generation:
+        """Return a generation of the one session, while no call of it is under way."""
         if (last := self._generation) is not None:
             last.retire()
         if self._moves is not None:
@@ -473,7 +513,8 @@ class Engine:
         )  # fmt: skip
         if recorder is not None:
             recorder.watch(self.events, self.governor)
-        self._last = lambda: generation
+        self._last, self._reader = weakref.ref(generation), generation.reader
+        self._last_stats = generation.stats_reader
         return generation
 
     def _generate_beside(
@@ -498,6 +539,7 @@ class Engine:
             preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
         )  # fmt: skip
         self._last = weakref.ref(generation)  # One that its reader drops leaves at once.
+        self._last_stats = generation.stats_reader
         return generation
 
     @property
@@ -570,7 +612,8 @@ class Engine:
         if self.batch is not None:
             raise InputError("this needs the context for one generation: leave out --parallel")
         assert self._single is not None
-        return self._single.with_parameters(sampling)
+        single = self._single
+        return self.between.run(lambda: single.with_parameters(sampling))
 
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import numpy as np
 from spac import _core
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_progress import PromptProgress
+from spac.engine.reader import Reader
 from spac.engine.text_stream import TextStream
 from spac.errors import Cancelled, InputError
 from spac.governor import DraftLengthController
@@ -29,7 +32,8 @@ class Generation(Iterator[str]):
     """An iterator over the pieces of text of one generation.
 
     `Engine.generate` makes it. Iterating does the work. A caller may read `stats` at any time and call
-    `cancel` from any thread. A generation stops where its reader stops.
+    `cancel` from any thread. A generation stops where its reader stops. If several threads read, each piece
+    of text goes to one of them.
     """
 
     _n_unseen = 0  # number of first prompt tokens that penalties ignore
@@ -88,16 +92,27 @@ class Generation(Iterator[str]):
         self._between: Callable[[], AbstractContextManager[None]] = (
             between.call if between is not None else nullcontext
         )
+        self._reading = threading.RLock()  # held by the thread that reads
         self._cancelled = False
         self._running = False  # True during a call of the session, which cancel() then stops
         self._unread: TokenArray | None = prompt
         self._over = False
+        self.reader = Reader()
+        """The reader, for other threads that wait for the session."""
+        weakref.finalize(self, self.reader.ended.set)
+        # A generation that its reader drops ends its recording too.
+        self._end_recording = weakref.finalize(self, recorder.end) if recorder is not None else None
 
     def __next__(self) -> str:
         # A generator would refer to this object, which would then live on until a collection.
-        while not self._over:
-            if text := self._work():
-                return text
+        with self._reading:
+            self.reader.begin()
+            try:
+                while not self._over:
+                    if text := self._work():
+                        return text
+            finally:
+                self.reader.pause()
         raise StopIteration
 
     def cancel(self) -> None:
@@ -119,7 +134,10 @@ class Generation(Iterator[str]):
         self._meter.controller = controller or self._meter.controller
 
     def retire(self) -> None:
-        """End this generation, because the engine needs the session for another one."""
+        """End this generation, because the engine needs the session for another one.
+
+        The caller makes sure that no call of the session is under way (`BetweenSteps.run`).
+        """
         self._meter.reason = self._meter.reason or "cancelled"
         self._end()
 
@@ -137,7 +155,13 @@ class Generation(Iterator[str]):
     @property
     def stats(self) -> RunStats:
         """The statistics so far."""
-        return RunStats.of(self._setting.with_memory(in_use), self._meter)
+        return self.stats_reader()
+
+    @property
+    def stats_reader(self) -> Callable[[], RunStats]:
+        """A function that returns `stats`, also when the generation is dropped."""
+        setting, meter = self._setting, self._meter
+        return lambda: RunStats.of(setting.with_memory(in_use), meter)
 
     def _work(self) -> str:
         """Read the prompt, run one step or end the text, and return the new text."""
@@ -159,20 +183,21 @@ class Generation(Iterator[str]):
 
     def _end(self) -> None:
         """End the iteration and the recording. A second call does nothing."""
-        if not self._over and self._recorder is not None:
-            self._recorder.end()
+        if self._end_recording is not None:
+            self._end_recording()  # A second call does nothing.
         self._over = True
+        self.reader.ended.set()
 
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Mark a call of the session as running, so that cancel() never stops a later generation's call.
 
-        Raise Cancelled if `cancel` was called before.
+        Raise Cancelled if `cancel` was called before, or if the generation was retired.
         """
         with self._between():
             self._running = True
             try:
-                if self._cancelled:
+                if self._cancelled or self._over:
                     raise Cancelled("cancelled")
                 yield
             finally:
@@ -183,20 +208,21 @@ class Generation(Iterator[str]):
         if self._limit == 0:
             meter.reason = "length"
             return
-        before = self._read_counts()
         started = time.perf_counter()
-        try:
-            with self._call():
+        # The session and its counters are read within the call. Later, another thread may use or close them.
+        with self._call():
+            before = self._read_counts()
+            try:
                 self._prefill_session(prompt)
-        finally:
-            meter.prefill_s = time.perf_counter() - started
-            meter.prefilled_tokens = max(0, self._session.n_past - self._session.n_reused)
-        self._counts = self._counts_before = now = self._read_counts()
-        meter.prompt_experts = {name: value - before[name] for name, value in now.items()}
-        if self._controller is not None:
-            self._controller.begin(meter.prefill_s)
-        if self._recorder is not None:
-            self._recorder.begin(self._session.draft_max, self._experts, self._counts)
+            finally:
+                meter.prefill_s = time.perf_counter() - started
+                meter.prefilled_tokens = max(0, self._session.n_past - self._session.n_reused)
+            self._counts = self._counts_before = now = self._read_counts()
+            meter.prompt_experts = {name: value - before[name] for name, value in now.items()}
+            if self._controller is not None:
+                self._controller.begin(meter.prefill_s)
+            if self._recorder is not None:
+                self._recorder.begin(self._session.draft_max, self._experts, self._counts)
 
     def _prefill_session(self, prompt: TokenArray) -> None:
         self.reading.begin(int(prompt.size) - 1)
@@ -229,6 +255,8 @@ class Generation(Iterator[str]):
         started = time.perf_counter()
         with self._call():
             step = self._make_step() if self._controller is None else self._controller.step(self._room)
+            self._count(step.n_steps)
+            draft_length = self._session.draft_length if self._recorder is not None else 0
         text = "".join(self._accept(int(token)) for token in step.tokens)
         elapsed = time.perf_counter() - started
         if not meter.steps:
@@ -242,9 +270,8 @@ class Generation(Iterator[str]):
         meter.verify_s += step.verify_ns / 1e9
         meter.sample_s += step.sample_ns / 1e9
         meter.reason = meter.reason or step.reason
-        self._count(step.n_steps)
-        if self._recorder is not None:
-            self._recorder.step(step, int(elapsed * 1e9), self._counts, self._session.draft_length)
+        if self._recorder is not None and not self._over:
+            self._recorder.step(step, int(elapsed * 1e9), self._counts, draft_length)
         return text
 
     def _make_step(self) -> Any:

@@ -34,11 +34,12 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.config.engine import DEFAULT_CONTEXT
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
+from spac.llama_cpp_python.call_lock import CallLock, Stream
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.llama_cpp_python.completion import GenerationAsked, parts
 from spac.llama_cpp_python.detokenizer import Detokenizer
 from spac.llama_cpp_python.embedder import Embedder
-from spac.llama_cpp_python.generation import LoopRun, TokenRun, plain_setting
+from spac.llama_cpp_python.generation import LoopRun, TokenRun, Tokens, plain_setting
 from spac.llama_cpp_python.keywords import check_names, engine_config, llama_keywords
 from spac.llama_cpp_python.logprobs import Logprobs, n_alternatives, with_logprobs
 from spac.llama_cpp_python.names import OPTIONS
@@ -80,7 +81,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     Keyword arguments are those of `llama_cpp.Llama`, and the names of `spac.config.EngineConfig`: `draft`
     (path of a draft model), `draft_type`, `draft_length`, `slots`, `scheduler`, `device` and so on. All dense
     parts are on the device. With `n_gpu_layers` above 0, the dense parts of so many layers are. None means an
-    argument's default. With `parallel`, so many threads may generate at the same time; further ones wait.
+    argument's default. Several threads may call a model: one call or stream runs at a time, and the others
+    wait for its end. With `parallel`, so many threads may generate at the same time; further ones wait.
     Unknown arguments are refused. A model that has neither experts nor a draft runs on
     plain llama.cpp.
 
@@ -124,6 +126,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             name: options.pop(name) for name in (*OPTIONS, _EXACT, _POOLING) if name in options
         }
         self._said: set[str] = set()
+        self._calls = CallLock()
         check_names(options)
         if options.get("vocab_only"):
             super().__init__(model_path, **options)
@@ -290,12 +293,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     # Generation
 
+    def _alone(self, made: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Return the generator `made`, which works while no other thread uses the model."""
+        return made if self._threads is not None else Stream(self._calls, made)
+
     @functools.wraps(llama_cpp.Llama.generate)
-    def generate(self, *args: Any, **keywords: Any) -> Generator[int, Sequence[int] | None, None]:
+    def generate(self, *args: Any, **keywords: Any) -> Tokens:
         """Yield tokens as llama_cpp's `generate` does, from the native session where it can."""
         given = _GENERATE.bind(self, *args, **keywords).arguments
         if self.captures:
             raise GenerationAsked(given)
+        return self._alone(self._tokens(given))
+
+    def _tokens(self, given: dict[str, Any]) -> Tokens:
+        """Yield the tokens of `generate`, whose arguments these are."""
         sampling = Sampling(**{name: given.get(name, default) for name, default in _CHOICE.items()})
         self._check_open()
         has_images = min(given["tokens"], default=0) < 0
@@ -335,13 +346,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return scores
 
     def _begin_anew(self, tokens: Sequence[int]) -> None:
-        """Reset a recurrent memory that llama_cpp would otherwise move back to an earlier token.
+        """Move the context back to where `tokens` part from what it holds, before llama_cpp's own loop would.
 
-        The memory keeps states of its last batch alone (`n_rs_seq`), so going back would use a wrong state.
+        The session knows how far back the memory can go. A recurrent memory has few earlier states, and one
+        with a window, which a conversation came back to, lacks the tokens before the window.
         """
         keep = self.longest_token_prefix(self._input_ids.tolist(), list(tokens)[:-1])
-        if keep < self.n_tokens and self._engine is not None and (self._is_recurrent or self._is_hybrid):
-            self.reset()
+        if keep < self.n_tokens and self._engine is not None:
+            self.n_tokens = keep
+            self._settle()
 
     def _refusal(self, sampling: Sampling) -> str | None:
         """Return why llama_cpp's own loop has to generate ("" without an engine), or None if it need not."""
@@ -386,8 +399,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                     engine, session, setting, prompt, n_unseen, sampling.logprobs, images
                 )
                 self._begin_run(run)
+                n_noted = 0
                 for token in run.each():
-                    self._note(sequence)
+                    self._note(sequence, n_noted)
+                    n_noted = len(sequence)
                     if stopping_criteria and stopping_criteria(self._input_ids, self._scores[0, :]):
                         return
                     sent = yield token
@@ -417,10 +432,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         device = _core.default_device() if self.model_params.n_gpu_layers else "cpu"
         return plain_setting(self.model_path, device, self.n_threads, self.n_ctx(), self._seed, temp)
 
-    def _note(self, sequence: Sequence[int]) -> None:
-        """Record that the context holds `sequence`; tokens that follow it there do not count."""
-        known = self.n_tokens if self.n_tokens == len(sequence) - 1 else 0
-        self.input_ids[known : len(sequence)] = sequence[known:]
+    def _note(self, sequence: Sequence[int], n_noted: int) -> None:
+        """Record that the context holds `sequence`; tokens that follow it there do not count.
+
+        This run has recorded the first `n_noted` tokens already.
+        """
+        self.input_ids[n_noted : len(sequence)] = sequence[n_noted:]
         self.n_tokens = len(sequence)
         self._requires_eval = True  # The context has the logits of the last verification's end.
 
@@ -436,14 +453,25 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.n_tokens = session.n_past
         self._requires_eval = True
 
-    def _create_completion(
+    def create_chat_completion(self, *args: Any, **keywords: Any) -> Any:
+        """Answer a chat as llama_cpp does, while no other thread uses the model."""
+        if self._threads is not None:
+            return super().create_chat_completion(*args, **keywords)
+        with self._calls.call():
+            made = super().create_chat_completion(*args, **keywords)
+        return made if isinstance(made, dict) else Stream(self._calls, made)
+
+    def _create_completion(self, **keywords: Any) -> Iterator[Any]:
+        return self._alone(self._completion(**keywords))
+
+    def _completion(
         self,
         *,
         logit_bias: Any = None,
         logits_processor: Any = None,
         logprobs: int | None = None,
         **keywords: Any,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         self._check_open()
         stop = keywords.get("stop") or ()
         # llama_cpp would find an empty text at once.
@@ -462,7 +490,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             made = with_logprobs(self, made, recorded, keywords)
         elif logprobs is None and self._has_own_loop(keywords):
             made = parts(self, made, keywords)
-        return self._expecting(made, keywords.get("max_tokens"))
+        yield from self._expecting(made, keywords.get("max_tokens"))
 
     def _has_own_loop(self, asked: Mapping[str, Any]) -> bool:
         """Return True if `completion.parts` makes the parts of a completion as llama_cpp's loop would."""
@@ -532,6 +560,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._check_open()
         if self._threads is not None:
             refuse_alone("eval")
+        with self._calls.call():
+            self._turn += 1  # A generation that is under way continues what this leaves in the context.
+            self._count_and_evaluate(tokens)
+
+    def _count_and_evaluate(self, tokens: Sequence[int]) -> None:
         if isinstance(self._run, LoopRun):
             self._run.n_evaluated += len(tokens)
         experts = self._engine.experts if self._engine is not None else None
@@ -555,10 +588,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def embed(self, *args: Any, **keywords: Any) -> Any:
         """Return embeddings as llama_cpp does."""
-        try:
-            return super().embed(*args, **keywords)
-        finally:
-            self._check_servers()
+        with self._calls.call():
+            try:
+                return super().embed(*args, **keywords)
+            finally:
+                self._check_servers()
 
     def _check_servers(self) -> None:
         """Raise DeviceError if an RPC server is lost. llama_cpp's results are void then."""
@@ -569,13 +603,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Return a copy of the context's state, as llama_cpp does."""
         if self._threads is not None:
             refuse_alone("save_state")
-        return super().save_state()
+        with self._calls.call():
+            return super().save_state()
 
     def load_state(self, state: Any) -> None:
         """Restore a state of the context, as llama_cpp does."""
         if self._threads is not None:
             refuse_alone("load_state")
-        super().load_state(state)
+        with self._calls.call():
+            self._turn += 1
+            super().load_state(state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **self._own}

@@ -1,0 +1,67 @@
+"""A prompt whose logits are no numbers leaves nothing behind: later answers are those of a new engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from spac.engine import Engine
+from tests.conftest import TinyModel
+from tests.engine.test_batch import config
+from tests.session.recurrent import write_lfm2
+
+BAD = 9  # the token whose embedding is no number
+OVERFLOWS = [5, 6, 7, BAD, 8]
+PROMPTS = [[5, 6, 7, 8, 3], [5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 2, 3]]
+
+
+def dense(make: TinyModel, folder: Path) -> Path:
+    return Path(shutil.copy(make("qwen3moe"), folder / "dense.gguf"))
+
+
+def delta_rule(make: TinyModel, folder: Path) -> Path:
+    return Path(shutil.copy(make("qwen3next"), folder / "delta.gguf"))
+
+
+def a_state(_make: TinyModel, folder: Path) -> Path:
+    return write_lfm2(folder / "lfm2.gguf")
+
+
+@pytest.mark.parametrize("options", [{}, {"flash_attn": "off"}, {"ctx_checkpoints": 0}], ids=str)
+@pytest.mark.parametrize("write", [dense, delta_rule, a_state])
+def test_later_answers_are_right(
+    tiny_model: TinyModel,
+    tmp_path: Path,
+    write: Callable[[TinyModel, Path], Path],
+    options: dict[str, Any],
+) -> None:
+    path = write(tiny_model, tmp_path)
+    reader = gguf.GGUFReader(path, "r+")
+    embedding = next(each for each in reader.tensors if each.name == "token_embd.weight")
+    embedding.data[BAD] = np.nan
+    reader.data.flush()
+    del embedding, reader
+
+    def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+        made = []
+        for prompt in prompts:
+            generation = engine.generate(prompt, 6)
+            list(generation)
+            made.append(generation.tokens)
+        return made
+
+    opened = config(path, device="cpu", ctx=64, cache_ram=0, **options)
+    fresh = []
+    for prompt in PROMPTS:
+        with Engine(opened) as engine:
+            fresh += answers(engine, [prompt])
+    for prompt, answer in zip(PROMPTS, fresh, strict=True):
+        with Engine(opened) as engine:
+            answers(engine, [OVERFLOWS])
+            assert answers(engine, [prompt]) == [answer]

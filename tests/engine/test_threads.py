@@ -1,0 +1,165 @@
+"""Several threads use one engine that runs one generation at a time, and one of them may close it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from spac import demo
+from spac.engine import Engine, reader
+from spac.errors import InputError
+from tests.engine.test_batch import PROMPTS, config, texts
+from tests.session.recurrent import write_lfm2
+
+
+@pytest.mark.parametrize("n_threads", [2, 8])
+def test_texts_are_as_if_alone(alone: dict[str, str], n_threads: int) -> None:
+    """The first calls race to open the session, and later ones for it."""
+    prompts = (PROMPTS * n_threads)[: 3 * n_threads]
+    with Engine(config(draft=demo.DRAFT, draft_length=4)) as engine:
+        assert engine.batch is None
+        with ThreadPoolExecutor(n_threads) as pool:
+            got = list(pool.map(lambda prompt: "".join(engine.generate(prompt, 40)), prompts))
+    assert got == [alone[prompt] for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, str]:
+    with Engine(config()) as engine:
+        return {prompt: "".join(engine.generate(prompt, 40)) for prompt in PROMPTS}
+
+
+def test_an_engine_that_falls_back_to_one(tmp_path: Path) -> None:
+    """A recurrent model runs one generation at a time, whatever `parallel` says."""
+    target = write_lfm2(tmp_path / "lfm2.gguf")
+    prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]] * 3
+    with Engine(config(target, device="cpu", parallel=4, ctx=64)) as engine:
+        assert engine.batch is None
+        alone = [list(read(engine, prompt)) for prompt in prompts]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda prompt: read(engine, prompt), prompts)) == alone
+
+
+def read(engine: Engine, prompt: list[int]) -> list[int]:
+    generation = engine.generate(prompt, 8)
+    for _ in generation:
+        pass
+    return generation.tokens
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.parametrize("after", [1, 5])
+def test_closing_ends_the_generations_of_other_threads(parallel: int, after: int) -> None:
+    engine = Engine(config(draft=demo.DRAFT, draft_length=4, parallel=parallel))
+    begun, reasons = threading.Semaphore(0), []
+
+    def generate() -> None:
+        generation = engine.generate(PROMPTS[0], 900)
+        for _ in generation:
+            begun.release()
+        reasons.append(generation.reason)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    for _ in range(after):
+        begun.acquire()
+    engine.close()
+    thread.join()
+    assert reasons == ["cancelled"]
+    assert engine.experts is None
+    engine.close()
+    with pytest.raises(InputError, match="closed"):
+        list(engine.generate(PROMPTS[0], 1))
+
+
+def test_closing_waits_for_the_call_that_reads_a_prompt() -> None:
+    engine = Engine(config())
+    started, caught = threading.Event(), []
+
+    def generate() -> None:
+        generation = engine.generate([1] * 900, 4, progress=lambda _done, _total: started.set())
+        list(generation)
+        caught.append(generation.reason)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    started.wait()
+    engine.close()
+    thread.join()
+    assert caught == ["cancelled"]
+
+
+def test_closing_in_a_callback_is_refused() -> None:
+    with Engine(config()) as engine:
+        refused: list[str] = []
+
+        def close(_step: object) -> None:
+            try:
+                engine.close()
+            except InputError as error:
+                refused.append(str(error))
+
+        engine.events.after_step.append(close)
+        assert "".join(engine.generate(PROMPTS[0], 4))
+    assert "close it afterwards" in refused[0]
+
+
+def test_a_generation_of_this_thread_ends_with_the_next_one() -> None:
+    with Engine(config()) as engine:
+        first = engine.generate(PROMPTS[0], 40)
+        next(first)
+        second = engine.generate(PROMPTS[1], 4)
+        assert list(first) == []
+        assert first.reason == "cancelled"
+        assert "".join(second)
+
+
+def test_a_thread_waits_until_a_generation_is_dropped(alone: dict[str, str]) -> None:
+    with Engine(config()) as engine:
+        first = engine.generate(PROMPTS[0], 40)
+        next(first)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lambda: "".join(engine.generate(PROMPTS[1], 40)))
+            time.sleep(0.2)
+            assert not waiting.done()
+            del first
+            gc.collect()
+            assert waiting.result(60) == alone[PROMPTS[1]]
+
+
+def test_a_generation_that_nobody_reads_ends_for_others(
+    alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "IDLE_S", 0.0)
+    with Engine(config()) as engine:
+        first = engine.generate(PROMPTS[0], 40)
+        next(first)
+        assert texts(engine, [PROMPTS[1]], 40) == [alone[PROMPTS[1]]]
+        assert list(first) == []
+        assert first.reason == "cancelled"
+
+
+def test_several_threads_may_read_one_generation(alone: dict[str, str]) -> None:
+    with Engine(config()) as engine:
+        generation = engine.generate(PROMPTS[0], 40)
+        with ThreadPoolExecutor(4) as pool:
+            pieces = [each.result() for each in [pool.submit(list, generation) for _ in range(4)]]
+        assert sorted("".join(itertools.chain(*pieces))) == sorted(alone[PROMPTS[0]])
+        assert generation.reason == "length"
+
+
+def test_changes_between_steps_come_from_any_thread(alone: dict[str, str]) -> None:
+    """The scheduler and the slots change while another thread generates; texts stay equal."""
+    with Engine(config(slots=8, deterministic=False)) as engine:
+        with ThreadPoolExecutor(1) as pool:
+            reading = [pool.submit(lambda p=prompt: "".join(engine.generate(p, 40))) for prompt in PROMPTS]
+            for name in ["lru", "logistic", "none"] * 4:
+                engine.set_scheduler(name)
+                engine.set_slots(8 if name == "lru" else 12)
+        assert [each.result() for each in reading] == [alone[prompt] for prompt in PROMPTS]
