@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.step_time.clock import Known
 from bench.step_time.lookahead import Lookahead, LookaheadSimulation
-from bench.step_time.machine import MACHINES, Model
+from bench.step_time.machine import MACHINES, Known, Model
 from bench.step_time.predicted_routes import Predicted, predict
 from bench.step_time.simulation import Simulation
 from spac import _core, scheduler

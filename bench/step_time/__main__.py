@@ -23,7 +23,6 @@ from typing import Any
 from bench.program import publish, run_program
 from bench.provenance import commit
 from bench.schedulers.replays import PRINTED, RIVALS
-from bench.step_time.clock import Known, Learned
 from bench.step_time.machine import MACHINES, PAIRS
 from bench.step_time.page import page
 from bench.step_time.simulation import Simulation, Spent
@@ -34,11 +33,10 @@ from spac.scheduler.replay import Demand
 SCHEDULERS = (
     *RIVALS, "lru", PRINTED, "moe-spac", "moe-spac:whole=off", "logistic", "logistic:whole=off",
 )  # fmt: skip
-NOISE, STALLS, STALL_S = 0.1, 0.03, 5e-4
 
 
 def judge(
-    path: Path, machine: str, slots: str, names: Sequence[str], draft: str, n_step: int, learned: bool
+    path: Path, machine: str, slots: str, names: Sequence[str], draft: str, n_step: int
 ) -> dict[str, Any]:
     """Return the rows of one recording on one machine."""
     demand, model = Demand.load(path).part(slice(n_step)), PAIRS[draft]
@@ -58,11 +56,8 @@ def judge(
         "n_slots": n_slots, "kept": note["kept"], "layers": _figures(subject.whole_layers(half)),
     }  # fmt: skip
     for name in names:
-        costs: Known | Learned | None = None
-        if learned:
-            costs = Learned(subject.layers, 16, noise=NOISE, stalls=STALLS, stall_s=STALL_S)
         subject = Simulation(MACHINES[machine], model, demand, n_slots)
-        found[name] = _figures(subject.run(scheduler.make(name), half, costs))
+        found[name] = _figures(subject.run(scheduler.make(name), half))
     return found
 
 
@@ -94,10 +89,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
     parser.add_argument("--draft", default="qwen3-4b", choices=list(PAIRS), help="whose speed and size")
     parser.add_argument("--steps", type=int, default=480, help="of each recording, at most")
-    parser.add_argument(
-        "--learned", action="store_true",
-        help="schedulers get costs guessed at first and learned in use, from times with noise and stalls",
-    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="the tables; figures beside, as .json")
     parser.add_argument("--jobs", type=int, default=2)
     return run_program(run, parser.parse_args(argv))
@@ -112,12 +103,12 @@ def run(args: argparse.Namespace) -> None:
     names = list(args.schedulers)
     jobs = [(path, m, slots) for m in args.machines for slots in args.slots for path in paths]
     with ProcessPoolExecutor(args.jobs) as pool:
-        futures = [pool.submit(judge, *job, names, args.draft, args.steps, args.learned) for job in jobs]
+        futures = [pool.submit(judge, *job, names, args.draft, args.steps) for job in jobs]
         rows = [future.result() for future in futures]
     rows.sort(key=lambda row: (args.machines.index(row["machine"]), args.slots.index(row["slots"]),
                                row["name"], row["agreement"] or 0, row["gamma"]))  # fmt: skip
     figures = {name: vars(MACHINES[name]) for name in args.machines}
-    out = {"machines": figures, "model": vars(PAIRS[args.draft]), "learned": args.learned, "rows": rows}
+    out = {"machines": figures, "model": vars(PAIRS[args.draft]), "rows": rows}
     title = f"python -m bench.step_time, at commit {commit()}: predictions of a model, no measurement"
     publish(page(rows, names), args.out, title, out)
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.step_time.clock import Known, Learned
 from bench.step_time.link import Link
 from bench.step_time.machine import Machine, Model
 from bench.step_time.predicted_routes import Predicted
@@ -76,8 +75,8 @@ class LookaheadSimulation(Simulation):
         self._predicted, self._how = predicted, how
         self._window = how.distance * machine.dense(1) / len(self.layers)
 
-    def run(self, scheduler: Scheduler, judged_from: int, costs: Known | Learned | None = None) -> Foresight:
-        spent = super().run(scheduler, judged_from, costs)
+    def run(self, scheduler: Scheduler, judged_from: int) -> Foresight:
+        spent = super().run(scheduler, judged_from)
         assert isinstance(spent, Foresight)
         return spent
 
@@ -87,12 +86,9 @@ class LookaheadSimulation(Simulation):
     def _link(self) -> Link:
         return UrgentLink(self._shapes, self.pool_slots, self._model.expert_bytes)
 
-    def _step(
-        self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent,
-        costs: Known | Learned | None = None,
-    ) -> None:  # fmt: skip
+    def _step(self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent) -> None:
         if not isinstance(link, UrgentLink) or not isinstance(spent, Foresight):
-            super()._step(counts, verified, accepted, link, spent, costs)
+            super()._step(counts, verified, accepted, link, spent)
             return
         machine, step, began = self._machine, _Step(), link.urgent_uploads
         self._make_draft(verified - 1, link, spent)

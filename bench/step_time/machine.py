@@ -31,6 +31,13 @@ PAIRS = {
 
 
 @dataclass(frozen=True)
+class Known:
+    """Costs as a profile measured them, which stay the same (`spac.costs.LiveCosts`)."""
+
+    costs: Costs
+
+
+@dataclass(frozen=True)
 class Machine:
     """A machine's bandwidths in bytes per second, and times in seconds."""
 

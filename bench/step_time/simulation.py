@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.step_time.clock import Known, Learned
 from bench.step_time.link import Link
-from bench.step_time.machine import Machine, Model
+from bench.step_time.machine import Known, Machine, Model
 from spac import _core
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler import Event, Plan, Scheduler, View
@@ -78,11 +77,10 @@ class Simulation:
         """True if a draft waits for the copies of each layer before it computes the next one."""
         self._waited = 0.0
 
-    def run(self, scheduler: Scheduler, judged_from: int, costs: Known | Learned | None = None) -> Spent:
-        """Run all steps under a scheduler, and count those from `judged_from` on. costs: the scheduler's view
-        of the costs, by default their true values."""
+    def run(self, scheduler: Scheduler, judged_from: int) -> Spent:
+        """Run all steps under a scheduler, which knows the costs, and count those from `judged_from` on."""
         demand = self._demand
-        costs = costs or Known(self._machine.costs(self._model))
+        costs = Known(self._machine.costs(self._model))
         link = self._link()
         view = View(
             self.layers, np.array(self.pool_slots, np.int32), link.slot_of, np.zeros_like(link.slot_of),
@@ -125,7 +123,7 @@ class Simulation:
                 spent, before = self._spent(), link.uploads
             verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
             self._at = step
-            self._step(counts, verified, accepted, link, spent, costs)
+            self._step(counts, verified, accepted, link, spent)
             now = replace(
                 view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified,
                 n_accepted=accepted, text=0 if demand.texts is None else int(demand.texts[step]),
@@ -162,59 +160,34 @@ class Simulation:
             self._step(counts, int(verified), int(accepted), link, spent)
         return spent
 
-    def _step(
-        self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent,
-        costs: Known | Learned | None = None,
-    ) -> None:  # fmt: skip
-        machine, before, start = self._machine, spent.seconds, link.uploads
-        drafting = self._make_draft(verified - 1, link, spent)
-        dense, idle = machine.dense(verified) / len(counts), 0.0  # idle: since the CPU's last part
-        seen = np.zeros((len(counts), 6)) if costs is not None and costs.learns else None
+    def _step(self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent) -> None:
+        machine = self._machine
+        self._make_draft(verified - 1, link, spent)
+        dense = machine.dense(verified) / len(counts)
         for il, (row, slots) in enumerate(zip(counts, link.slot_of, strict=True)):
             link.run(dense, machine.link)
             spent.dense += dense
-            on_device = slots >= 0
-            used = row > 0
-            distinct, hits = int(np.count_nonzero(used)), int(np.count_nonzero(used & on_device))
-            pairs = int(row[~on_device].sum())
-            spent.distinct += distinct
-            spent.hits += hits
-            whole = int(np.count_nonzero(on_device)) == self.layers[il].n_expert
-            wait = idle + dense
-            if not whole:
+            on_device, used = slots >= 0, row > 0
+            spent.distinct += int(np.count_nonzero(used))
+            spent.hits += int(np.count_nonzero(used & on_device))
+            if int(np.count_nonzero(on_device)) < self.layers[il].n_expert:
                 link.run(machine.hand_off_s, machine.link)
                 spent.hand_off += machine.hand_off_s
-                wait += machine.hand_off_s
-            cpu, device = self._block(il, row, link, spent)
-            idle = wait + device if whole else max(0.0, device - cpu)
-            wait = 0.0 if whole else wait
-            if seen is not None:
-                seen[il] = (cpu, wait, pairs, distinct - hits, int(row.sum()) - pairs, hits)
+            self._block(il, row, link, spent)
         spent.steps += 1
         spent.tokens += 1 + accepted
-        if isinstance(costs, Learned) and seen is not None:
-            n = link.uploads - start
-            took = spent.seconds - before
-            costs.observe(
-                verified, drafting, took - drafting, seen,
-                (n * self._model.expert_bytes, n * self._experts.upload_busy_s),
-            )  # fmt: skip
 
-    def _make_draft(self, n: int, link: Link, spent: Spent) -> float:
-        """Draft n tokens while copies run. Return the seconds."""
+    def _make_draft(self, n: int, link: Link, spent: Spent) -> None:
+        """Draft n tokens while copies run."""
         seconds, self._waited = n * self._draft_token_s, 0.0
         if self._draft is None:
             link.run(seconds, self._machine.link)
         else:
             self._draft(self._at, n)
         spent.draft += seconds + self._waited
-        return seconds + self._waited
 
-    def _block(self, layer: int, row: Int32Array, link: Link, spent: Spent) -> tuple[float, float]:
-        """Run both sides of one layer's experts. Return the seconds of the CPU and of the device.
-
-        row: int32 [N], the tokens of every expert.
-        """
+    def _block(self, layer: int, row: Int32Array, link: Link, spent: Spent) -> None:
+        """Run both sides of one layer's experts. row: int32 [N], the tokens of every expert."""
         costs, machine = self._experts, self._machine
         on_device, used = link.slot_of[layer] >= 0, row > 0
         hits, misses = int(np.count_nonzero(used & on_device)), int(np.count_nonzero(used & ~on_device))
@@ -230,4 +203,3 @@ class Simulation:
         link.run(max(0.0, device - cpu), machine.link)
         spent.experts += max(device, cpu)
         spent.contention += max(device, cpu) - max(device, alone)
-        return cpu, device

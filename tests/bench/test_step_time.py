@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.step_time.__main__ import main
-from bench.step_time.clock import Learned
 from bench.step_time.machine import MACHINES, Machine, Model
 from bench.step_time.simulation import Simulation
 from spac import scheduler
@@ -137,18 +136,6 @@ def test_whole_layers_are_as_many_as_there_is_room_for():
     spent = Simulation(DESKTOP, MODEL, DEMAND, 2 * N_EXPERT + 5).whole_layers(0)
     assert spent.hits == np.count_nonzero(DEMAND.counts[:, :2])
     assert spent.hand_off == pytest.approx(60 * (N_LAYER - 2) * DESKTOP.hand_off_s)
-
-
-def test_costs_that_are_learned_come_to_the_same_as_known_ones():
-    demand = local(200, 5)
-    subject = Simulation(DESKTOP, MODEL, demand, 60)
-    learned = Learned(subject.layers, 5, noise=0.1, stalls=0.03, stall_s=1e-3)
-    rates = [subject.run(scheduler.make("moe-spac"), 100, costs).rate for costs in (None, learned)]
-    found, real = learned.costs.experts[0], DESKTOP.experts(MODEL)
-    # The time is learned while uploads slow the CPU, so it is a little longer than without them.
-    assert found.cpu_s(10, 6) == pytest.approx(real.cpu_s(10, 6), rel=0.35)
-    assert found.device_expert_s < 3 * real.device_expert_s
-    assert rates[1] == pytest.approx(rates[0], rel=0.03)
 
 
 def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
