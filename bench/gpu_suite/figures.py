@@ -12,6 +12,7 @@ unless --parts asks for it. Exit code 1: OUT/figures.txt names the parts that fa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import importlib.util
 import os
@@ -121,7 +122,8 @@ class Visit:
                         break
         finally:
             if twins and twins.poll() is None:
-                os.killpg(twins.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(twins.pid, signal.SIGKILL)
                 twins.wait()
         self.say(f"failed: {', '.join(self.failed) or 'nothing'}")
         return int(bool(self.failed))

@@ -168,7 +168,7 @@ def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: p
             return name not in wrong
 
         monkeypatch.setattr(figures.Visit, name, part)
-    monkeypatch.setattr(figures.Visit, "write_twins", lambda _: subprocess.Popen(["true"]))
+    monkeypatch.setattr(figures.Visit, "write_twins", lambda _: subprocess.Popen(["true"], process_group=0))
     assert visit(tmp_path) == 1
     assert ran == list(figures.PARTS)
     assert "failed: profiles\n" in (tmp_path / "out" / "figures.txt").read_text()
