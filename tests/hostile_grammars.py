@@ -34,6 +34,7 @@ GRAMMARS: dict[str, tuple[str, str]] = {
     "too large a number": ("root ::= <[99999999999999999999999]>", "number is too large"),
     "not closed": ("root ::= (", "expecting ')' (line 1, column 11)"),
     "no root": ('other ::= "a"', "no rule root"),
+    "a root without a rule": ('x ::= root\nx ::= "a"', "the rule 'root' is not defined"),
     "begins with itself": ('root ::= root "a" | "b"', "'root' begins with itself"),
     "doubled by each letter": ('root ::= "a" root "b" | "a" root "c"', "too many alternatives"),
     "no character": ('root ::= "ab\\x00"', "no way on"),

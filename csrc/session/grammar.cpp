@@ -375,11 +375,19 @@ void check_rules(const llama_grammar_parser & parser, int n_tokens) {
     if (parser.symbol_ids.count("root") == 0) {
         throw Fault{"it has no rule root", 0};
     }
-    for (size_t i = 0; i < parser.symbol_ids.size(); ++i) {
-        if (i >= parser.rules.size() || parser.rules[i].empty()) {
-            throw Fault{"the rule " + name_of(parser, i) + " is not defined", 0};
+    const auto & rules         = parser.rules;
+    const auto   check_defined = [&](size_t rule) {
+        if (rule >= rules.size() || rules[rule].empty()) {
+            throw Fault{"the rule " + name_of(parser, rule) + " is not defined", 0};
         }
-        for (const auto & element : parser.rules[i]) {
+    };
+    check_defined(parser.symbol_ids.at("root"));
+    for (size_t i = 0; i < rules.size(); ++i) {
+        check_defined(i);
+        for (const auto & element : rules[i]) {
+            if (element.type == LLAMA_GRETYPE_RULE_REF) {
+                check_defined(element.value);
+            }
             const bool is_token = element.type == LLAMA_GRETYPE_TOKEN || element.type == LLAMA_GRETYPE_TOKEN_NOT;
             if (is_token && element.value >= static_cast<uint32_t>(n_tokens)) {
                 throw Fault{"<[" + std::to_string(element.value) +

@@ -52,6 +52,29 @@ def test_schemas(server: Server, name: str) -> None:
     assert server.answers()
 
 
+@pytest.mark.parametrize("name", ["enum", "items", "a loop"])
+def test_schemas_at_other_doors(server: Server, name: str) -> None:
+    schema, cause = SCHEMAS[name]
+    form = {"type": "json_schema", "name": "s", "schema": schema}
+    tool = {"type": "function", "name": "f", "parameters": schema}
+    for path, body in [
+        ("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object", "schema": schema}}),
+        ("/completion", {"prompt": "x", "json_schema": schema}),
+        ("/v1/responses", {"input": "x", "text": {"format": form}}),
+        ("/v1/responses", {"input": "x", "tools": [tool], "tool_choice": "required"}),
+        (
+            "/v1/messages",
+            {
+                "messages": USER,
+                "tools": [{"name": "f", "input_schema": schema}],
+                "tool_choice": {"type": "any"},
+            },
+        ),
+    ]:
+        assert cause in refusal(server, path, body), path
+    assert server.answers()
+
+
 def test_large_schemas_that_are_no_attack(server: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": LARGE}}
     few = TOOLS[:2]

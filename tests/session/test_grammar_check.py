@@ -1,0 +1,95 @@
+"""The check refuses what llama.cpp's parser refuses, and what has a fault of the check's own list."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from spac import _core, demo
+from spac.errors import InputError
+from tests.session.lab import Lab
+
+REFERENCE = """
+import json, sys
+import llama_cpp
+
+given = json.load(sys.stdin)
+model = llama_cpp.Llama(given["model"], vocab_only=True, verbose=False)
+vocab = llama_cpp.llama_model_get_vocab(model.model)
+results = []
+for text in given["texts"]:
+    sampler = llama_cpp.llama_sampler_init_grammar(vocab, text.encode(), b"root")
+    results.append(bool(sampler))
+    if sampler:
+        llama_cpp.llama_sampler_free(sampler)
+print(json.dumps(results))
+"""
+
+OURS = ("ends before it begins", "exceeds its largest", "beyond Unicode", "is not a token", "limit")
+"""Parts of the check's own refusals. llama.cpp accepts these grammars, or does not survive them."""
+
+PIECES = [
+    "(", ")", "(", ")", "|", "|", " ", " ", "\n",
+    '"a"', '"b"', '"\\n"', '"\\x41"', '"é"', '"\\u00e9"', '"\\q"', '"', "[a-z]",
+    "[^a]", "[z-a]", "[]", "[-a]", "[a-]", "[\\]]", "[", "]", ".", "*", "+", "?", "{2}", "{1,3}", "{,3}",
+    "{3,1}", "{0,0}", "{2,}",
+    "{ 1 , 2 }", "{", "}", "x", "y", "root", "x ::= ",
+    "\ny ::= ", "\nx ::= ", "\nroot ::= ",
+    "<[5]>", "!<[5]>", "<[9999999]>", "<a>", "# (\n", "::=", "\r\n", "\t", "-", "_",
+]  # fmt: skip
+
+
+GOOD = ['"a"', '"\\n"', '"\\x41é"', "[a-z]", "[^\\]a-]", ".", "x", "y", "<[5]>", "!<[5]>"]
+REPEATED = ["", "", "", "*", "+", "?", "{2}", "{1,3}", "{2,}", "{0,0}"]
+
+
+def expression(choose: random.Random, depth: int = 3) -> str:
+    """Return a random part of a rule without a fault."""
+    parts = []
+    for _ in range(choose.randint(1, 3)):
+        grouped = depth and choose.random() < 0.4
+        part = f"({expression(choose, depth - 1)})" if grouped else choose.choice(GOOD)
+        parts.append(part + choose.choice(REPEATED))
+    return choose.choice([" ", " | "]).join(parts)
+
+
+def grammars(n: int) -> list[str]:
+    """Return grammars of random pieces, every other one with whole expressions."""
+    choose = random.Random(41)
+    made = []
+    for i in range(n):
+        pieces = choose.choices(PIECES, k=choose.randint(0 if i % 2 else 1, 4))
+        if i % 2:
+            pieces = [expression(choose), *choose.choices(["", "".join(pieces)], [3, 1])]
+        ends = '\nx ::= "x"\ny ::= [0-9]+ x?\n' if choose.random() < 0.9 else ""
+        made.append(f"root ::= {''.join(pieces)}{ends}")
+    return made
+
+
+def refusal(model: int, text: str) -> str:
+    try:
+        _core.check_grammar(model, text)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_the_check_agrees_with_the_parser(lab: Lab, reference_lib: Path) -> None:
+    model = lab.model(demo.TARGET)
+    said = {text: refusal(model, text) for text in grammars(4_000)}
+    asked = [text for text, fault in said.items() if not any(own in fault for own in OURS)]
+    done = subprocess.run(
+        [sys.executable, "-c", REFERENCE], input=json.dumps({"model": str(demo.TARGET), "texts": asked}),
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(reference_lib), "PYTHONPATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    accepted = json.loads(done.stdout)
+    assert {
+        text: said[text] for text, good in zip(asked, accepted, strict=True) if good == bool(said[text])
+    } == {}
+    assert 500 < sum(accepted) < len(asked) - 500
