@@ -45,16 +45,6 @@ class PyParallelSession : public SessionHolder<ParallelSession> {
         call->leave(id);
     }
 
-    void drop_drafts() {
-        const Call call(*this);
-        call->drop_drafts();
-    }
-
-    void resume_drafts(const py::object & draft_ctx, std::shared_ptr<spac::ShortHead> draft_head) {
-        const Call call(*this);
-        call->resume_drafts(context_pointer(draft_ctx, "draft_ctx"), std::move(draft_head));
-    }
-
     void replace(size_t place, const py::object & tokens, const py::array_t<uint8_t> & state) {
         const std::vector<int32_t>   all = spac::bindings::token_list(tokens, "tokens");
         const Call                   call(*this);
@@ -167,9 +157,6 @@ void bind_parallel(py::module_ & m) {
              })
         .def("on", &PyParallelSession::on, py::arg("event"), py::arg("callback"))
         .def("keep_draft_routes", &PyParallelSession::keep_draft_routes, py::arg("keeps"))
-        .def("drop_drafts", &PyParallelSession::drop_drafts)
-        .def("resume_drafts", &PyParallelSession::resume_drafts, py::arg("draft_ctx"),
-             py::arg("draft_head") = py::none())
         .def("cancel", [](const PyParallelSession & self) { self.get().cancel(); })
         .def("close", &PyParallelSession::close)
         .def("__enter__", [](py::object self) { return self; })

@@ -165,15 +165,6 @@ void bind_session(py::module_ & m) {
         .def(
             "set_p_min", [](const PySession & self, float p_min) { self.get().set_p_min(p_min); }, py::arg("p_min"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
-        .def("drop_drafts", [](const PySession & self) { self.get().drop_drafts(); })
-        .def(
-            "resume_drafts",
-            [](const PySession & self, const py::object & draft_ctx, std::shared_ptr<spac::Experts> draft_experts,
-               std::shared_ptr<spac::ShortHead> draft_head) {
-                self.get().resume_drafts(context_pointer(draft_ctx, "draft_ctx"), std::move(draft_experts),
-                                         std::move(draft_head));
-            },
-            py::arg("draft_ctx"), py::arg("draft_experts") = py::none(), py::arg("draft_head") = py::none())
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
         .def_property_readonly("has_images", [](const PySession & self) { return self.get().has_images(); })
         .def_property_readonly("n_reused", [](const PySession & self) { return self.get().n_reused(); })

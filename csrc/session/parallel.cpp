@@ -15,8 +15,7 @@ ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
             : config.experts ? config.experts->trace()
                              : std::make_shared<Trace>()),
       ctx(Context::checked_target(config.target_ctx)), separate(is_separate), places(ctx), prompt_graph(ctx),
-      experts(config.experts), demand(config.experts), cache(config.prompt_cache_bytes), batch(ctx),
-      draft_config(config.draft) {
+      experts(config.experts), demand(config.experts), cache(config.prompt_cache_bytes), batch(ctx) {
     silence_common_at_first();
     if (Context::has_recurrent_model(ctx)) {
         throw InputError("the target's memory is recurrent: several sequences need one that can go back to any token");
@@ -32,7 +31,13 @@ ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
     }
     if (config.draft.n_max > 0 && !speculative_params(config.draft).types.empty()) {
         check_rollback(target, config.draft.n_max);
-        start_drafts(static_cast<llama_context *>(config.draft_ctx), config.draft_head);
+        std::vector<Context *> targets;
+        for (int i = 0; i < n_seq; ++i) {
+            targets.push_back(&places[static_cast<size_t>(i)].target);
+        }
+        drafts    = std::make_unique<ParallelDrafts>(config.draft, targets, static_cast<llama_context *>(config.draft_ctx),
+                                                  config.draft_head, interrupt);
+        draft_max = config.draft.n_max;
     }
     const int n_window = n_seq * (draft_max + 1);
     if (target.n_batch() < n_window) {
@@ -45,15 +50,6 @@ ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
     if (config.experts) {
         config.experts->set_staged_tokens(target.n_ubatch());
     }
-}
-
-void ParallelSession::Impl::start_drafts(llama_context * draft_ctx, std::shared_ptr<ShortHead> draft_head) {
-    std::vector<Context *> targets;
-    for (int i = 0; i < places.size(); ++i) {
-        targets.push_back(&places[static_cast<size_t>(i)].target);
-    }
-    drafts    = std::make_unique<ParallelDrafts>(draft_config, targets, draft_ctx, std::move(draft_head), interrupt);
-    draft_max = draft_config.n_max;
 }
 
 ParallelSession::Impl::~Impl() {
@@ -112,24 +108,6 @@ void ParallelSession::leave(int id) {
 }
 
 void ParallelSession::hand_over() noexcept { impl_->hands_over.store(true); }
-
-void ParallelSession::drop_drafts() {
-    auto &                impl = *impl_;
-    const Interrupt::Call call(impl.interrupt);
-    impl.drafts.reset();
-    impl.draft_max = 0;
-    impl.dropped   = true;
-}
-
-void ParallelSession::resume_drafts(void * draft_ctx, std::shared_ptr<ShortHead> draft_head) {
-    auto &                impl = *impl_;
-    const Interrupt::Call call(impl.interrupt);
-    if (!impl.dropped) {
-        throw InputError("drafts were not dropped, so they cannot be resumed");
-    }
-    impl.start_drafts(static_cast<llama_context *>(draft_ctx), std::move(draft_head));
-    impl.dropped = false;
-}
 
 void ParallelSession::cancel() noexcept { impl_->interrupt.cancel(); }
 

@@ -95,12 +95,6 @@ class ParallelSession {
     // does not take the state; then it holds what it held.
     void replace(size_t place, const std::vector<int32_t> & tokens, const uint8_t * state, size_t n_bytes);
 
-    // Drafts no more: draft_max() is 0 from now on, and the caller may free the draft's context. The sequences stay.
-    void drop_drafts();
-    // Drafts again after drop_drafts(). `draft_ctx` (llama_context *) replaces the context that was freed, `draft_head`
-    // is its head or null. Throws InputError if drafts were not dropped, or if the context does not fit.
-    void resume_drafts(void * draft_ctx, std::shared_ptr<ShortHead> draft_head);
-
     // Stops the step that runs, or the next one.
     void cancel() noexcept;
     // Calls draft_end once for the drafts of all sequences, verify_layer and verify_end. A piece of prompts may be of

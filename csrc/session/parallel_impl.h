@@ -28,7 +28,6 @@ struct ParallelSession::Impl {
     Impl(const SessionConfig & config, bool is_separate);
     ~Impl();
 
-    void              start_drafts(llama_context * draft_ctx, std::shared_ptr<ShortHead> draft_head);
     PlaceList         begin_step(const std::vector<Turn> & turns);
     void              evaluate_prompts(const PlaceList & places, int n_prompt);
     PlaceList         next_pieces(const PlaceList & places, int n_most);
@@ -55,9 +54,7 @@ struct ParallelSession::Impl {
     common_batch                    batch;
     Listeners                       listeners;
     ParallelStep                    result;
-    DraftConfig                     draft_config;
     std::atomic<bool>               hands_over{false}; // true: the call of step() returns after this step
-    bool                            dropped   = false; // true after drop_drafts()
     int                             draft_max = 0;
     int                             next_id   = 0;
     uint64_t                        clock     = 0;

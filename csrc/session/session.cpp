@@ -35,9 +35,7 @@ Context checked_target(const SessionConfig & config) {
 Session::Impl::Impl(const SessionConfig & config)
     : trace(trace_of(config)), experts(config.experts), projector(config.projector), target(checked_target(config)),
       sequence(target), verifier(target, config.experts, config.sampling, interrupt, *trace),
-      cache(config.prompt_cache_bytes), batch(target.get()), draft_config(config.draft),
-      draft_experts(self_pass(config.draft) != DraftPass::none ? config.experts : config.draft_experts),
-      draft_head(config.draft_head), checkpoint_step(config.checkpoint_step) {
+      cache(config.prompt_cache_bytes), batch(target.get()), checkpoint_step(config.checkpoint_step) {
     silence_common_at_first();
     if (config.draft_experts && config.draft_experts == config.experts) {
         throw InputError("the draft's experts are the target's own: load the draft model beside it");
@@ -53,7 +51,10 @@ Session::Impl::Impl(const SessionConfig & config)
                              std::to_string(config.draft.n_max + 1) + ", it has " + std::to_string(target.n_batch()));
         }
         check_rollback(target, config.draft.n_max);
-        start_drafts(static_cast<llama_context *>(config.draft_ctx));
+        speculator = std::make_unique<Speculator>(config.draft, target, static_cast<llama_context *>(config.draft_ctx),
+                                                  self ? config.experts : config.draft_experts, config.draft_head,
+                                                  interrupt);
+        draft_max  = config.draft.n_max;
         draft_length.store(draft_max);
     }
     target.check_rows(target.n_batch(), draft_max + 1);
@@ -72,12 +73,6 @@ Session::Impl::~Impl() {
     } catch (const std::exception &) { // the context keeps its larger graphs
     }
     interrupt.detach(target.get());
-}
-
-void Session::Impl::start_drafts(llama_context * draft_ctx) {
-    speculator = std::make_unique<Speculator>(draft_config, target, draft_ctx, draft_experts, draft_head, interrupt);
-    draft_max  = draft_config.n_max;
-    has_begun  = false;
 }
 
 int Session::Impl::next_draft_length() const {
@@ -276,41 +271,12 @@ void Session::set_p_min(float p_min) {
         throw InputError("p_min can be changed only while a draft model or the target drafts token by token");
     }
     check_p_min(p_min);
-    impl.draft_config.p_min = p_min;
     impl.speculator->set_p_min(p_min);
 }
 
 int Session::draft_length() const { return impl_->draft_length.load(); }
 
 int Session::draft_max() const { return impl_->draft_max; }
-
-void Session::drop_drafts() {
-    auto &                impl = *impl_;
-    const Interrupt::Call call(impl.interrupt);
-    if (impl.listeners.draft_routes) {
-        throw InputError("the draft's routes are in use, so it has to stay");
-    }
-    impl.draft_length.store(0);
-    impl.draft_max = 0;
-    impl.drafted.clear();
-    impl.speculator.reset();
-    impl.draft_experts.reset();
-    impl.draft_head.reset();
-    impl.dropped = true;
-}
-
-void Session::resume_drafts(void * draft_ctx, std::shared_ptr<Experts> draft_experts,
-                            std::shared_ptr<ShortHead> draft_head) {
-    auto &                impl = *impl_;
-    const Interrupt::Call call(impl.interrupt);
-    if (!impl.dropped) {
-        throw InputError("drafts were not dropped, so they cannot be resumed");
-    }
-    impl.draft_experts = std::move(draft_experts);
-    impl.draft_head    = std::move(draft_head);
-    impl.start_drafts(static_cast<llama_context *>(draft_ctx));
-    impl.dropped = false;
-}
 
 void Session::set_listeners(const Listeners & listeners) {
     const Interrupt::Call call(impl_->interrupt);

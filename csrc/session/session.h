@@ -236,13 +236,6 @@ class Session {
     // Sets the probability below which a draft stops, from the next step on. Throws InputError outside [0, 1], and
     // unless drafts are made token by token.
     void set_p_min(float p_min);
-    // Drafts no more: draft_max() is 0 from now on, and the caller may free the draft's context. The sequence stays.
-    // Throws InputError if draft_routes is set.
-    void drop_drafts();
-    // Drafts again after drop_drafts(). `draft_ctx` (llama_context *) replaces the context that was freed.
-    // `draft_experts` and `draft_head` are the draft's or null. The draft length is 0 at first. Throws InputError if
-    // drafts were not dropped, or if the context does not fit.
-    void resume_drafts(void * draft_ctx, std::shared_ptr<Experts> draft_experts, std::shared_ptr<ShortHead> draft_head);
 
     // Throws InputError if draft_routes cannot be had, and changes nothing then.
     void set_listeners(const Listeners & listeners);

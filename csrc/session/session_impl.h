@@ -18,7 +18,6 @@ struct Session::Impl {
     explicit Impl(const SessionConfig & config);
     ~Impl();
 
-    void start_drafts(llama_context * draft_ctx);
     void evaluate_prompt(const Progress & progress = {});
     void evaluate_piece();
     void evaluate_text();
@@ -54,10 +53,6 @@ struct Session::Impl {
     llama_tokens               drafted;
     Step                       result;
     std::atomic<int>           draft_length{0};
-    DraftConfig                draft_config;
-    std::shared_ptr<Experts>   draft_experts;
-    std::shared_ptr<ShortHead> draft_head;
-    bool                       dropped         = false; // true after drop_drafts()
     int                        draft_max       = 0;
     int                        checkpoint_step = 0;
     int                        n_reused        = 0;

@@ -1394,18 +1394,6 @@ class Session:
     def draft_length(self) -> int: ...
     @property
     def draft_max(self) -> int: ...
-    def drop_drafts(self) -> None:
-        """Draft no more. draft_max is 0 from now on, and the draft's context may be closed.
-
-        Raise InputError in a callback, and if the draft's routes are kept.
-        """
-    def resume_drafts(
-        self, draft_ctx: int, draft_experts: Experts | None = None, draft_head: ShortHead | None = None
-    ) -> None:
-        """Draft again after `drop_drafts`, with a new context of the draft. The draft length is 0 at first.
-
-        Raise InputError in a callback, if drafts were not dropped, and if the context does not fit.
-        """
     @property
     def has_images(self) -> bool:
         """True if the sequence has images."""
@@ -1542,13 +1530,6 @@ class ParallelSession:
         """Set a callback as `Session.on` does. Only draft_end, verify_layer and verify_end are called."""
     def keep_draft_routes(self, keeps: bool) -> None:
         """Raise InputError for True, because the routes are not known here."""
-    def drop_drafts(self) -> None:
-        """Draft no more. draft_max is 0 from now on, and the draft's context may be closed."""
-    def resume_drafts(self, draft_ctx: int, draft_head: ShortHead | None = None) -> None:
-        """Draft again after `drop_drafts`, with a new context of the draft.
-
-        Raise InputError in a callback, if drafts were not dropped, and if the context does not fit.
-        """
     def cancel(self) -> None:
         """Stop the step that runs, or the next one: it raises Cancelled."""
     def close(self) -> None:

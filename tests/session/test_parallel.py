@@ -185,25 +185,3 @@ def test_refusals_are_one_line(lab: Lab, target: Path, other: Path) -> None:
         made.step([(joined, 1)], 0)
     with pytest.raises(InputError, match="draft's routes"):
         made.keep_draft_routes(True)
-
-
-def test_drafts_leave_and_come_back_between_steps(lab: Lab, target: Path) -> None:
-    """The sequences stay, and each says what it says alone."""
-    again = lab.context(target, **CONTEXT, n_seq_max=2, kv_unified=True)
-    with session(lab, target, 2, draft=target, draft_max=3) as several:
-        with pytest.raises(InputError, match="not dropped"):
-            several.resume_drafts(again)
-        ids = [several.join(each, **GREEDY) for each in PROMPTS[:2]]
-        made = run(several, ids, 8, {})
-        several.drop_drafts()
-        assert several.draft_max == 0
-        with pytest.raises(InputError, match="draft length is 1"):
-            several.step([(ids[0], 1)], 0)
-        run(several, ids, 8, made)
-        several.resume_drafts(again)
-        step = several.step([(i, 3) for i in ids], 0)
-        assert step.batch.n_drafted == step.batch.n_accepted == 6
-        for each in step.sequences:
-            made[each.id] += each.tokens.tolist()
-    for i, tokens in zip(ids, PROMPTS, strict=False):
-        assert made[i] == alone(lab, target, tokens, len(made[i]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
-from spac.config import EngineConfig
+from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.llama_cpp_python.llama import Llama
 from spac.stats.advice import ENOUGH_STEPS, missed_budget, unused_draft
@@ -33,6 +34,19 @@ def test_a_draft_that_is_never_asked():
 )
 def test_when_there_is_nothing_to_say(lengths, slots):
     assert unused_draft(lengths, 2 * GIB, GIB // 100, slots, 6144) == ""
+
+
+def test_a_run_that_drafts_nothing_ends_with_a_note(tiny_model):
+    options = {"draft": tiny_model("qwen3", n_layer=1), "slots": 4, "threads": 1, "ctx": 256}
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    with Engine(
+        EngineConfig(tiny_model("qwen3moe"), device="simulated", sampling=sampling, **options)
+    ) as engine:
+        engine.fix_draft_length(0)
+        "".join(engine.generate("a", ENOUGH_STEPS))
+        assert not any("did not pay" in note for note in engine.notes), "its memory is the host's"
+        engine._pair.device = SimpleNamespace(shares_host_cores=False)
+        assert [note for note in engine.notes if "did not pay" in note and "more experts" in note]
 
 
 def test_layers_that_could_draft_are_named(tiny_model):

@@ -20,8 +20,6 @@ Key = tuple[bool, bool]
 class SharedPair(ModelPair):
     """A pair whose models stay loaded when its engine closes; the contexts are that engine's own."""
 
-    owns_draft = False
-
     def __init__(self, owner: ModelPair, config: EngineConfig) -> None:
         """Make contexts on the models of `owner`, for an engine that has this configuration.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from spac import _core
 from spac.config import EngineConfig
-from spac.engine.batched_sequence import BatchedSequence, MemberStep, SequenceText
+from spac.engine.batched_sequence import BatchedSequence, MemberStep
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
@@ -119,13 +119,6 @@ class Batch:
         """Return the sequences in the session, and then those that wait."""
         with self.lock:
             return [*self._members.values(), *self._waiting]
-
-    def longest_text(self, n_least: int) -> SequenceText | None:
-        """Return the sequence that has made most tokens; None if that is less than `n_least`."""
-        longest = max(self._members.values(), key=lambda each: each.n_made, default=None)
-        if longest is None or longest.n_made < n_least:
-            return None
-        return SequenceText(self.session, longest.id)
 
     def enter(self, member: BatchedSequence) -> None:
         """Add a sequence to those that wait. Raise InputError if the engine is closed."""

@@ -50,20 +50,6 @@ class MemberStep:
     """The seconds since the sequence's step before, without a pause for its reader."""
 
 
-@dataclass(frozen=True)
-class SequenceText:
-    """The text of one sequence, for the judgement of drafts."""
-
-    session: _core.ParallelSession
-    id: int
-    has_images = False
-
-    @property
-    def tokens(self) -> Int32Array:
-        """All tokens, int32 [n]."""
-        return self.session.tokens(self.id)
-
-
 class BatchedSequence:
     """One sequence of a batch, for one reader. `cancel` and `leave` may be called by any thread."""
 

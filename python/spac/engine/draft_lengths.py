@@ -21,7 +21,7 @@ class DraftLengths:
         """Choose a governor as the configuration asks for it. `events` has the scheduler."""
         self._config, self._pair, self._experts, self._events = config, pair, pair.experts, events
         self.configured = self._choose(expert_cache)
-        """The configuration's governor; None without speculation, and while the draft has left the device."""
+        """The configuration's governor; None without speculation."""
         self.governor = self.configured
         """The governor in use: the configuration's, or a fixed length (`fix`)."""
 
@@ -56,12 +56,6 @@ class DraftLengths:
             chooses_p_min=config.chooses_p_min,
         )
 
-    @property
-    def draft_types(self) -> tuple[str, ...]:
-        """The ways to draft; empty while the draft has given its memory to the slots."""
-        gone = self._pair.draft is None and self._config.draft_types == ("draft-simple",)
-        return () if gone else self._config.draft_types
-
     def of_several(self) -> BatchLengths:
         """Return what chooses the draft lengths of several sequences, as the configuration asks for it."""
         return BatchLengths(
@@ -80,7 +74,7 @@ class DraftLengths:
 
         Raise InputError unless n is from 0 to the longest draft that the engine was made for.
         """
-        longest = self._config.longest_draft if self.draft_types else 0
+        longest = self._config.longest_draft if self._config.draft_types else 0
         if n is None:
             self.governor = self.configured
         elif 0 <= n <= longest:
@@ -88,7 +82,3 @@ class DraftLengths:
         else:
             more = "; start with --draft-max for more" if longest else ", for there is no draft"
             raise InputError(f"draft length {n}: 0 to {longest} here{more}")
-
-    def follow(self, governor: Governor | None) -> None:
-        """Use another governor as the configuration's. None means that the draft has left the device."""
-        self.governor = self.configured = governor

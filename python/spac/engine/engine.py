@@ -27,7 +27,6 @@ from spac.engine.batched_sequence import BatchedGeneration
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_head import DraftHead
 from spac.engine.draft_lengths import DraftLengths
-from spac.engine.draft_moves import DraftMoves
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
 from spac.engine.host_weights import HostWeights
@@ -95,7 +94,6 @@ class Engine:
         self.on_note: Callable[[str], object] = lambda _note: None
         """The function that receives notes which come while steps run, such as changes of the slots."""
         self._memory: MemoryBudget | None = None
-        self._moves: DraftMoves | None = None
         self._head: DraftHead | None = None
         self._host: HostWeights | None = None
         try:
@@ -107,9 +105,6 @@ class Engine:
             self.events.settled = self.experts if config.deterministic else None
             self.events.beside = self._schedules_beside
             self.events.driver = driver = expert_cache.attach(config.scheduler)
-            self._moves = DraftMoves(config, self._pair, expert_cache.costs)
-            if self._moves.may_move:
-                self.events.after_step.append(self._watch_draft)
             if self._pair.draft_head is not None:
                 self._head = DraftHead(self._pair.draft_head)
                 self.events.after_step.append(self._choose_head)
@@ -174,8 +169,6 @@ class Engine:
         self.events.end()
         if self._expert_cache is not None:
             self._expert_cache.close()
-        if self._moves is not None:
-            self._moves.close()
         self._last = lambda: None
         self.batch = self.experts = None
         self.events = Events(None)
@@ -322,21 +315,12 @@ class Engine:
             self._memory.look()
             if self._host is not None and (note := self._host.look()):
                 self._say(note)
-            if self._moves is not None and self._moves.may_move:
-                self._move_draft(self._memory, self._moves)
             if self.events.driver is not self._at_home.driver:
                 self._use(self._at_home.driver)
 
     def _say(self, note: str) -> None:
         self._notes.append(note)
         self.on_note(note)
-
-    def _watch_draft(self, step: _core.Step) -> None:
-        assert self._moves is not None
-        if self.batch is not None:
-            self._moves.observe(step, self.batch.governor)
-        elif self.session is not None and not self.session.has_images:  # Nothing is drafted with images.
-            self._moves.observe(step, self.governor)
 
     @property
     def _schedules_beside(self) -> bool:
@@ -352,23 +336,6 @@ class Engine:
     def _choose_head(self, step: _core.Step) -> None:
         if self._head is not None:
             self._head.observe(step)
-
-    def _move_draft(self, memory: MemoryBudget, moves: DraftMoves) -> None:
-        """Give the draft's memory to the slots if the governor has not used it for long, or take it back."""
-        using, lengths = self.session or self.batch, self._draft_lengths
-        if using is None or lengths.governor is not lengths.configured:
-            return
-        driver = self.events.driver
-        scheduler = driver.scheduler if driver is not None else None
-        note = moves.move(using, memory, lengths.configured, scheduler)
-        if not note:
-            return
-        lengths.follow(moves.governor)
-        head = self._pair.draft_head
-        self._head = DraftHead(head) if head is not None else None
-        if self.session is not None and (generation := self._generation) is not None:
-            generation.draft_with(self.controller(self.session))
-        self._say(note)
 
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver
@@ -491,8 +458,6 @@ class Engine:
         """Return a generation of the one session, while no call of it is under way."""
         if (last := self._generation) is not None:
             last.retire()
-        if self._moves is not None:
-            self._moves.begin()
         if self._head is not None:
             self._head.begin()
         self.prepare_prompt()

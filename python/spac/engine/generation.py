@@ -126,13 +126,6 @@ class Generation(Iterator[str]):
         elif not self._meter.reason:
             self._meter.reason = "cancelled"
 
-    def draft_with(self, controller: DraftLengthController | None) -> None:
-        """Draft by another controller from the next step on; None drafts nothing."""
-        if controller is not None and (before := self._meter.controller) is not None:
-            controller.take_over(before)
-        self._controller = controller
-        self._meter.controller = controller or self._meter.controller
-
     def retire(self) -> None:
         """End this generation, because the engine needs the session for another one.
 

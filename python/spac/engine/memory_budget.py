@@ -104,19 +104,6 @@ class MemoryBudget:
         self._slots = wanted
         self._refit()
 
-    def refit(self) -> None:
-        """Attach the slots that the user wants, or as many as fit, after other memory was freed."""
-        self._refit()
-
-    def make_room(self, n_bytes: int) -> None:
-        """Free `n_bytes` of the main device's memory, as far as slots take it, for what is loaded next."""
-        main = self._pair.device
-        free = [
-            spare(device) + (n_bytes if main is not None and device.name == main.name else 0)
-            for device in holders(self._experts("slots"))
-        ]
-        self._attach(min(self._wanted, self._fit(free)))
-
     def look(self, now: float | None = None) -> None:
         """Shrink the slots if another program took the device's memory, and grow them when it is free again.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spac.governor.base import FixedGovernor, Governor
 from spac.governor.batch_lengths import BatchLengths, Outcome
 from spac.governor.controller import miss_costs
-from spac.governor.roofline import RooflineGovernor
-from spac.machine.arrays import BoolArray
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -29,13 +26,11 @@ class BatchGovernor:
         """
         self._alone, self._make, self._longest = alone, several, longest
         self._several: BatchLengths | None = None
-        self._n = 0  # sequences of the last step
 
     def choose(self, rooms: dict[int, int]) -> dict[int, int]:
         """Return the draft length of each sequence. rooms: the longest useful ones, by sequence."""
         rooms = {each: min(room, self._longest) for each, room in rooms.items()}
         governor = self._alone()
-        self._n = len(rooms) or self._n
         if governor is None or not rooms:
             return dict.fromkeys(rooms, 0)
         if len(rooms) == 1 or isinstance(governor, FixedGovernor):
@@ -43,28 +38,6 @@ class BatchGovernor:
         if self._several is None:
             self._several = self._make()
         return self._several.choose(rooms)
-
-    @property
-    def in_force(self) -> int:
-        """The longest draft length in force at the last step. A probe may be in progress instead."""
-        governor = self._alone()
-        if self._n > 1 and self._several is not None:
-            return self._several.in_force
-        return governor.in_force if isinstance(governor, RooflineGovernor) else self._longest
-
-    def promise(self, agreed: BoolArray, alone: RooflineGovernor) -> float:
-        """Return the seconds per token at the best draft lengths, for as many sequences as the last step had.
-
-        agreed: see `rates_of`. alone: the governor of one sequence, which may be out of use.
-        """
-        if self._n > 1:
-            return self._several.promise(agreed, self._n) if self._several is not None else math.inf
-        return alone.promise(agreed)
-
-    def resume(self, agreed: BoolArray) -> None:
-        """Go on after a pause, in which a text showed acceptance. agreed: see `rates_of`."""
-        if self._several is not None:
-            self._several.resume(agreed)
 
     def observe(self, lengths: dict[int, int], step: _core.ParallelStep, step_s: float) -> None:
         """Learn from a step without prompt tokens, for which `choose` returned `lengths`."""

@@ -56,11 +56,6 @@ class DraftLengthController:
         self.expected_tokens = self.expected_s = 0.0
         """The expected tokens and seconds, summed over steps with an expectation (`Governor.expected`)."""
 
-    def take_over(self, before: DraftLengthController) -> None:
-        """Go on with the counts of the controller that ran the generation's earlier steps."""
-        self.lengths = before.lengths
-        self.expected_tokens, self.expected_s = before.expected_tokens, before.expected_s
-
     def begin(self, prompt_s: float) -> None:
         """Report to the governor that the prompt has been evaluated, which took `prompt_s` seconds."""
         self.governor.begin(prompt_s)

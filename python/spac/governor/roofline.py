@@ -29,7 +29,7 @@ from spac.costs import Costs as MeasuredCosts
 from spac.costs.draft_time import DraftTime
 from spac.errors import InputError
 from spac.governor import probes
-from spac.governor.acceptance import Rate, optimistic, rates_of
+from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
 from spac.governor.confidence import EVERY, Confidences
 from spac.governor.model import Costs, Curve, best, curve, longest_within, tokens
@@ -266,22 +266,6 @@ class RooflineGovernor(Governor):
             self._probes.pay(took - n_tokens * self._cycle[self._k] / self._tokens[self._k] * speed)
         elif changed and self._confidences is None:
             self._probes.pay(self._change_s * speed)  # the change back to the length in force
-
-    def promise(self, agreed: BoolArray) -> float:
-        """Return the seconds per token at the best draft length, by the last measured costs.
-
-        agreed: see `rates_of`. Without costs, the result is infinite.
-        """
-        if self.curve is None:
-            return math.inf
-        go_on = self._go_on.estimate()[0] if self._confidences is None else np.ones(self.longest)
-        now = curve(rates_of(agreed, self.longest).estimate()[0], go_on, self._costs())
-        return self.speed / float(now.theta[self._shortest :].max())
-
-    def resume(self, agreed: BoolArray) -> None:
-        """Go on after a pause, in which a text showed acceptance. agreed: see `rates_of`."""
-        self._accept, self._threshold = rates_of(agreed, self.longest), 0
-        self._queue, self._since_s = [], math.inf
 
     # Decisions
 

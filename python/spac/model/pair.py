@@ -85,9 +85,6 @@ class ModelPair:
     slot_layers: SlotLayers | None = None
     """The layers whose experts have slots on other devices than the main one; None without such devices."""
 
-    owns_draft: bool = True
-    """True if no other pair uses the draft model."""
-
     threads: int
     """The number of CPU threads that compute a token: the user's, or else the fastest one measured."""
 
@@ -135,31 +132,6 @@ class ModelPair:
         """Free the contexts, then the models."""
         self.projector = None  # It is freed with its last user, before the models.
         self._closing.close()
-
-    def drop_draft(self) -> None:
-        """Free the draft model and its context. No session may use them any more."""
-        if self.draft_context is not None:
-            self.draft_context.close()
-        if self.draft is not None:
-            self.copied = [model for model in self.copied if model is not self.draft]
-            self.draft.close()
-        self.draft = self.draft_context = self.draft_experts = self.draft_tap = self.draft_head = None
-
-    def return_draft(self) -> None:
-        """Load the draft model again after `drop_draft`, and make its context.
-
-        Raise InputError, OutOfMemoryError or SpacError if that fails. The draft is then as dropped.
-        """
-        n_notes, self._progress = len(self.notes), None
-        try:
-            assert self._draft_file is not None
-            self.draft = self._open_draft(check_model(self._draft_file, "draft", self._config.override_kv))
-            self.draft_context = self._open_draft_context()
-        except BaseException:
-            self.drop_draft()
-            raise
-        finally:
-            del self.notes[n_notes:]
 
     def _load(self) -> None:
         config, target = self._config, Path(self._config.target)
