@@ -68,14 +68,12 @@ class PyParallelSession : public SessionHolder<ParallelSession> {
 std::unique_ptr<PyParallelSession> make_session(const py::object & target_ctx, const py::object & draft_ctx,
                                                 std::shared_ptr<spac::Experts> experts, py::object owner,
                                                 std::shared_ptr<spac::Trace> trace, bool separate,
-                                                std::shared_ptr<spac::ShortHead> draft_head,
-                                                const py::kwargs &               keywords) {
+                                                const py::kwargs & keywords) {
     spac::SessionConfig config;
     config.target_ctx = context_pointer(target_ctx, "target_ctx");
     config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");
     config.experts    = std::move(experts);
     config.trace      = std::move(trace);
-    config.draft_head = std::move(draft_head);
     spac::bindings::apply_keywords(keywords, config);
     return std::make_unique<PyParallelSession>(config, separate, std::move(owner));
 }
@@ -138,7 +136,7 @@ void bind_parallel(py::module_ & m) {
                                   py::custom_type_setup(&spac::bindings::collectable<PyParallelSession>))
         .def(py::init(&make_session), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
              py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none(),
-             py::arg("trace") = py::none(), py::arg("separate") = false, py::arg("draft_head") = py::none())
+             py::arg("trace") = py::none(), py::arg("separate") = false)
         .def("join", &PyParallelSession::join, py::arg("tokens"), py::kw_only(), py::arg("n_unseen") = 0,
              py::arg("n_top") = -1)
         .def("leave", &PyParallelSession::leave, py::arg("id"))

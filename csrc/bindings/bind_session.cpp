@@ -109,14 +109,13 @@ std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py:
                                         std::shared_ptr<spac::Trace>     trace,
                                         std::shared_ptr<spac::Experts>   draft_experts,
                                         std::shared_ptr<spac::Projector> projector,
-                                        std::shared_ptr<spac::ShortHead> draft_head, const py::kwargs & keywords) {
+                                        const py::kwargs & keywords) {
     spac::SessionConfig config;
     config.target_ctx = context_pointer(target_ctx, "target_ctx");
     config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");
     config.experts    = std::move(experts);
     config.trace      = std::move(trace);
     config.projector  = std::move(projector);
-    config.draft_head = std::move(draft_head);
     if (draft_experts != nullptr) {
         draft_experts->home.check("the handle on the draft's experts");
     }
@@ -133,8 +132,7 @@ void bind_session(py::module_ & m) {
                           py::custom_type_setup(&spac::bindings::collectable<PySession>))
         .def(py::init(&make_session), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
              py::arg("experts") = py::none(), py::kw_only(), py::arg("owner") = py::none(),
-             py::arg("trace") = py::none(), py::arg("draft_experts") = py::none(), py::arg("projector") = py::none(),
-             py::arg("draft_head") = py::none())
+             py::arg("trace") = py::none(), py::arg("draft_experts") = py::none(), py::arg("projector") = py::none())
         .def(
             "prefill",
             [](PySession & self, const py::object & tokens, const py::object & progress, size_t n_unseen,

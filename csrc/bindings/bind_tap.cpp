@@ -1,6 +1,4 @@
-// Bindings of what belongs to a draft's context: the tap, which shows the states of its layers to the target's routers,
-// and the short head.
-#include "backend/draft_head/short_head.h"
+// Bindings of the tap of a draft's context, which shows the states of its layers to the target's routers.
 #include "backend/experts/experts.h"
 #include "backend/hidden_states/tap.h"
 #include "bindings/bindings.h"
@@ -71,33 +69,6 @@ class PyTap {
     py::array_t<float>            shares_;
 };
 
-std::shared_ptr<spac::ShortHead> make_head(int n_rows, int n_tokens) {
-    if (n_rows < 8) {
-        throw spac::InputError("a short head needs at least 8 tokens, not " + std::to_string(n_rows));
-    }
-    if (n_tokens < 1) {
-        throw spac::InputError("a short head is for decodes of at least 1 token, not " + std::to_string(n_tokens));
-    }
-    return spac::new_short_head(n_rows, n_tokens);
-}
-
-// The scope of a short head, from __enter__ to __exit__.
-class PyHeadScope {
-  public:
-    explicit PyHeadScope(std::shared_ptr<spac::ShortHead> head) : head_(std::move(head)) {}
-    void enter() { scope_.emplace(head_); }
-    void exit() { scope_.reset(); }
-
-  private:
-    std::shared_ptr<spac::ShortHead>    head_;
-    std::optional<spac::ShortHeadScope> scope_;
-};
-
-spac::ShortHead & here(spac::ShortHead & head) {
-    head.home.check("the head");
-    return head;
-}
-
 } // namespace
 
 void bind_tap(py::module_ & m) {
@@ -118,31 +89,4 @@ void bind_tap(py::module_ & m) {
         .def("next", &PyTap::next, py::arg("token"), py::arg("n"))
         .def("stop", [](const PyTap & self) { self.get().stop(); })
         .def_property_readonly("n_shown", [](const PyTap & self) { return self.get().n_shown(); });
-
-    using spac::ShortHead;
-    py::class_<ShortHead, std::shared_ptr<ShortHead>>(m, "ShortHead", "A shortened head of a context.")
-        .def(py::init(&make_head), py::arg("n_rows"), py::arg("n_tokens") = 1)
-        .def_property_readonly("n_rows", [](ShortHead & self) { return here(self).n_rows(); })
-        .def_property_readonly("n_vocab", [](ShortHead & self) { return here(self).n_vocab(); })
-        .def_property_readonly("bytes", [](ShortHead & self) { return here(self).bytes(); })
-        .def_property_readonly("on", [](ShortHead & self) { return here(self).on(); })
-        .def_property_readonly("n_noted", [](ShortHead & self) { return here(self).n_noted(); })
-        .def_property_readonly("n_learned", [](ShortHead & self) { return here(self).n_learned(); })
-        .def(
-            "set_on", [](ShortHead & self, bool on) { here(self).set_on(on); }, py::arg("on"))
-        .def(
-            "note",
-            [](ShortHead & self, const py::object & tokens) {
-                const auto list = spac::bindings::token_list(tokens, "tokens");
-                here(self).note(list.data(), list.size());
-            },
-            py::arg("tokens"));
-    py::class_<PyHeadScope>(m, "ShortHeadScope", "The context made in this `with` block gets the head.")
-        .def(py::init<std::shared_ptr<ShortHead>>(), py::arg("head"))
-        .def("__enter__",
-             [](py::object self) {
-                 self.cast<PyHeadScope &>().enter();
-                 return self;
-             })
-        .def("__exit__", [](PyHeadScope & self, const py::args &) { self.exit(); });
 }

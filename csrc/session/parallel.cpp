@@ -36,7 +36,7 @@ ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
             targets.push_back(&places[static_cast<size_t>(i)].target);
         }
         drafts    = std::make_unique<ParallelDrafts>(config.draft, targets, static_cast<llama_context *>(config.draft_ctx),
-                                                  config.draft_head, interrupt);
+                                                  interrupt);
         draft_max = config.draft.n_max;
     }
     const int n_window = n_seq * (draft_max + 1);

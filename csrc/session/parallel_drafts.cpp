@@ -13,13 +13,12 @@
 namespace spac {
 
 ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets,
-                               llama_context * draft_ctx, std::shared_ptr<ShortHead> draft_head, Interrupt & interrupt)
-    : config_(config), targets_(targets), interrupt_(interrupt), head_(std::move(draft_head)),
-      n_noted_(targets.size(), 0), params_(speculative_params(config)) {
+                               llama_context * draft_ctx, Interrupt & interrupt)
+    : config_(config), targets_(targets), interrupt_(interrupt), params_(speculative_params(config)) {
     const auto type = draft_model_type(params_.types);
     if (!type) {
         for (auto * target : targets_) {
-            lookups_.push_back(std::make_unique<Speculator>(config, *target, nullptr, nullptr, nullptr, interrupt));
+            lookups_.push_back(std::make_unique<Speculator>(config, *target, nullptr, nullptr, interrupt));
         }
         return;
     }
@@ -57,20 +56,7 @@ void ParallelDrafts::begin(size_t index, const llama_tokens & prompt, int n) {
         lookups_[index]->cut(prompt, n);
         return;
     }
-    n_noted_[index] = std::min(n_noted_[index], static_cast<size_t>(n));
     drafts_[index].keep_prefix(prompt, static_cast<int>(prompt.size()));
-}
-
-// Shows the short head the tokens that are new in a sequence.
-void ParallelDrafts::note(const Request & request) {
-    if (!head_) {
-        return;
-    }
-    const auto & tokens = *request.tokens;
-    const auto   n      = std::min(n_noted_[request.index], tokens.size());
-    head_->note(tokens.data() + n, tokens.size() - n);
-    head_->note(&request.last, 1);
-    n_noted_[request.index] = tokens.size() + 1;
 }
 
 void ParallelDrafts::read(size_t index, const llama_tokens & prompt, int n) {
@@ -173,7 +159,6 @@ void ParallelDrafts::draft(const std::vector<Request> & requests) {
     }
     const auto fitting = that_fit(requests);
     feed(fitting);
-    std::for_each(fitting.begin(), fitting.end(), [this](const auto & each) { note(each); });
     bool drafts = false;
     for (const auto & each : fitting) {
         if (each.last < drafts_[each.index].n_vocab()) {

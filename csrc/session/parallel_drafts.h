@@ -14,10 +14,9 @@ namespace spac {
 // at one sequence's tokens alone, so each has a Speculator of its own.
 class ParallelDrafts {
   public:
-    // `targets` are the sequences of the target's context. `draft_head` is the draft context's or null. Throws
-    // InputError for types and contexts that do not fit.
+    // `targets` are the sequences of the target's context. Throws InputError for types and contexts that do not fit.
     ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets, llama_context * draft_ctx,
-                   std::shared_ptr<ShortHead> draft_head, Interrupt & interrupt);
+                   Interrupt & interrupt);
     ~ParallelDrafts();
     ParallelDrafts(const ParallelDrafts &)             = delete;
     ParallelDrafts & operator=(const ParallelDrafts &) = delete;
@@ -43,7 +42,6 @@ class ParallelDrafts {
     std::vector<Request> that_fit(const std::vector<Request> & requests);
     int                  n_used() const;
     void                 feed(const std::vector<Request> & requests);
-    void                 note(const Request & request);
 
     DraftConfig                              config_;
     std::vector<Context *>                   targets_;
@@ -51,8 +49,6 @@ class ParallelDrafts {
     std::vector<std::unique_ptr<Speculator>> lookups_;      // n-grams; empty with a draft model
     std::vector<Context>                     drafts_;       // the draft model's sequences; empty without one
     int                                      capacity_ = 0; // tokens that all of these hold together
-    std::shared_ptr<ShortHead>               head_;
-    std::vector<size_t>                      n_noted_; // tokens of each sequence that the head was shown
     common_params_speculative                params_;
     common_speculative_ptr                   spec_;
 };

@@ -52,8 +52,7 @@ Session::Impl::Impl(const SessionConfig & config)
         }
         check_rollback(target, config.draft.n_max);
         speculator = std::make_unique<Speculator>(config.draft, target, static_cast<llama_context *>(config.draft_ctx),
-                                                  self ? config.experts : config.draft_experts, config.draft_head,
-                                                  interrupt);
+                                                  self ? config.experts : config.draft_experts, interrupt);
         draft_max  = config.draft.n_max;
         draft_length.store(draft_max);
     }

@@ -5,7 +5,6 @@
 // alone. Contexts arrive as untyped pointers because Python makes them through llama-cpp-python's ctypes interface.
 #pragma once
 
-#include "backend/draft_head/short_head.h"
 #include "backend/experts/experts.h"
 #include "core/error.h"
 #include "session/chat_format.h"
@@ -85,7 +84,6 @@ struct SessionConfig {
     void *                     draft_ctx  = nullptr; // llama_context * or null
     std::shared_ptr<Experts>   experts;              // the target's; null: no demand is counted
     std::shared_ptr<Experts>   draft_experts;        // the draft's; null: its routes are not known
-    std::shared_ptr<ShortHead> draft_head;           // of the draft's context; null: it has none
     std::shared_ptr<Projector> projector;            // reads the images of prompts; null: prompts have none
     std::shared_ptr<Trace>     trace;                // steps are recorded here; null: in the experts' trace
     DraftConfig                draft;

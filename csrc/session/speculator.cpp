@@ -19,10 +19,9 @@ void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_m
 }
 
 Speculator::Speculator(const DraftConfig & config, Context & target, llama_context * draft_ctx,
-                       std::shared_ptr<Experts> draft_experts, std::shared_ptr<ShortHead> draft_head,
-                       Interrupt & interrupt)
+                       std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
     : config_(config), target_(target), interrupt_(interrupt), routes_(draft_experts),
-      choice_(config.p_min, config.confidences), head_(std::move(draft_head)) {
+      choice_(config.p_min, config.confidences) {
     if (const auto pass = self_pass(config); pass != DraftPass::none) {
         check_self_draft(pass, target, draft_experts);
         self_.emplace(target, std::move(draft_experts), pass, choice_, interrupt);
@@ -75,7 +74,6 @@ int Speculator::n_known(const llama_tokens & tokens) const {
 }
 
 void Speculator::cut(const llama_tokens & tokens, int n) {
-    n_noted_ = std::min(n_noted_, static_cast<size_t>(n));
     if (draft_) {
         draft_->keep_prefix(tokens, n);
     }
@@ -111,16 +109,6 @@ void Speculator::feed(const llama_token * tokens, int n, int pos) {
         interrupt_.raise_if_stopped();
         throw DeviceError("llama.cpp could not evaluate " + std::to_string(n) +
                           " tokens on the draft context at position " + std::to_string(pos));
-    }
-}
-
-// Shows the short head the tokens that are new in the sequence.
-void Speculator::note(const llama_tokens & tokens, llama_token last) {
-    if (head_) {
-        n_noted_ = std::min(n_noted_, tokens.size());
-        head_->note(tokens.data() + n_noted_, tokens.size() - n_noted_);
-        head_->note(&last, 1);
-        n_noted_ = tokens.size() + 1;
     }
 }
 
@@ -165,7 +153,6 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
     if (draft_ && last >= draft_->n_vocab()) {
         return {};
     }
-    note(tokens, last);
     llama_tokens result;
     if (self_) {
         result = self_->draft(last, n_max, routes_, on_token);

@@ -28,10 +28,10 @@ void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_m
 // see every batch right after the target decoded it.
 class Speculator {
   public:
-    // `draft_experts` and `draft_head` are the draft model's, or null. The experts are the target's if it drafts for
-    // itself. Throws InputError for types, contexts and sizes that do not fit.
+    // `draft_experts` are the draft model's, or null. They are the target's if it drafts for itself. Throws InputError
+    // for types, contexts and sizes that do not fit.
     Speculator(const DraftConfig & config, Context & target, llama_context * draft_ctx,
-               std::shared_ptr<Experts> draft_experts, std::shared_ptr<ShortHead> draft_head, Interrupt & interrupt);
+               std::shared_ptr<Experts> draft_experts, Interrupt & interrupt);
     ~Speculator();
     Speculator(const Speculator &)             = delete;
     Speculator & operator=(const Speculator &) = delete;
@@ -83,7 +83,6 @@ class Speculator {
 
   private:
     void         rebuild();
-    void         note(const llama_tokens & tokens, llama_token last);
     void         catch_up(const llama_tokens & tokens);
     void         feed(const llama_token * tokens, int n, int pos);
     llama_tokens draft_once(const llama_tokens & tokens, llama_token last, llama_pos pos, int n_max);
@@ -103,8 +102,6 @@ class Speculator {
     int                                         n_max_        = 0;
     RouteLog                                    routes_;
     GreedyChoice                                choice_;
-    std::shared_ptr<ShortHead>                  head_;
-    size_t                                      n_noted_ = 0; // tokens of the sequence that the head has seen
     std::optional<SelfDraft>                    self_;        // set if the target drafts for itself
     common_speculative_ptr                      spec_;
 };

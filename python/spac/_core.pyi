@@ -883,51 +883,6 @@ class LoadScope:
     @property
     def experts(self) -> Experts | None: ...
 
-class ShortHead:
-    """A head of a context that computes the logits of some tokens of the vocabulary.
-
-    Decodes with logits of up to `n_tokens` tokens, such as the drafts of so many sequences, use it. The other
-    tokens' logits are -inf. It knows the first tokens of the vocabulary, and those that it notes: up to an
-    eighth of its rows. The thread that uses the context uses the head too, between its decodes.
-    """
-
-    def __init__(self, n_rows: int, n_tokens: int = 1) -> None: ...
-    @property
-    def n_rows(self) -> int:
-        """The number of tokens that it knows.
-
-        It is 0 before the context is made, and if the head cannot be shortened: the vocabulary has less than
-        twice as many tokens, or the graphs do not end with the head, in one piece on a SPAC device.
-        """
-    @property
-    def n_vocab(self) -> int:
-        """The number of tokens in the vocabulary; 0 like `n_rows`."""
-    @property
-    def bytes(self) -> int:
-        """The bytes of the whole head; 0 like `n_rows`."""
-    @property
-    def on(self) -> bool:
-        """True if it is used. It is off at first."""
-    def set_on(self, on: bool) -> None:
-        """Use it from now on, or use the whole head."""
-    def note(self, tokens: Sequence[int] | Int32Array) -> None:
-        """Note tokens of the text. Those that it does not know replace those that it learned first."""
-    @property
-    def n_noted(self) -> int:
-        """The number of tokens that were noted so far."""
-    @property
-    def n_learned(self) -> int:
-        """The number of noted tokens that it did not know."""
-
-class ShortHeadScope:
-    """A scope that gives a head to the context that is made in its `with` block."""
-
-    def __init__(self, head: ShortHead) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
 class Tap:
     """A tap of the hidden states that enter every FFN of the context made in its `with` block.
 
@@ -1196,7 +1151,6 @@ class Session:
         trace: Trace | None = None,
         draft_experts: Experts | None = None,
         projector: Projector | None = None,
-        draft_head: ShortHead | None = None,
         draft_types: Sequence[str] = (),
         draft_max: int = 16,
         draft_min: int = 0,
@@ -1483,7 +1437,6 @@ class ParallelSession:
         owner: object = None,
         trace: Trace | None = None,
         separate: bool = False,
-        draft_head: ShortHead | None = None,
         **keywords: Any,
     ) -> None:
         """Make a session on contexts of n_seq_max sequences; `keywords` are those of a Session.

@@ -232,11 +232,6 @@ LOOKAHEAD = Switch(
     "1 makes layers look ahead where --lookahead is not given. If it is not set, GPUs do this, and the "
     "simulated device does not.",
 )
-DRAFT_HEAD = Number(
-    "SPAC_DRAFT_HEAD",
-    "The number of tokens for which a short head of the draft computes logits, where that pays. 0 keeps the "
-    "whole head. If it is not set, it is 16384.",
-)
 DEVICE_MASKS = Switch(
     "SPAC_DEVICE_MASKS",
     "1 makes the device read the ids masks itself, a GPU with the patched kernels. With 0, the CPU lists "

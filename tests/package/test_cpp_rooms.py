@@ -16,8 +16,8 @@ CSRC = ROOT / "csrc"
 FOLDERS = ("core", "kernels", "backend", "session", "bindings")
 """The folders of csrc, low to high. A folder includes itself and lower ones."""
 BACKEND = (
-    "device", "simulated_device", "experts", "graph", "stream", "prefill", "hidden_states", "draft_head",
-    "split", "wrapper", "remote",
+    "device", "simulated_device", "experts", "graph", "stream", "prefill", "hidden_states", "split",
+    "wrapper", "remote",
 )  # fmt: skip
 """The folders of csrc/backend, low to high."""
 OF_THE_WHOLE = (

@@ -48,5 +48,5 @@ def test_session_parameters(lab: Lab, target: Path) -> None:
     with pytest.raises(InputError) as caught:
         lab.session(lab.context(target), no_such_parameter=1)
     known = str(caught.value).split("known are ")[1].split(", ")
-    handles = {"owner", "trace", "draft_experts", "draft_head", "projector"}
+    handles = {"owner", "trace", "draft_experts", "projector"}
     assert {argument.arg for argument in init.args.kwonlyargs} - handles == set(known)

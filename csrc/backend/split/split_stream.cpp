@@ -30,9 +30,6 @@ SplitStream::~SplitStream() {
     if (tap_) {
         tap_->end();
     }
-    if (head_) {
-        head_->end();
-    }
 }
 
 void SplitStream::set_abort(ggml_abort_callback callback, void * data) {
@@ -63,9 +60,6 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
     if (tap_) {
         tap_->plan(stream_, graph);
     }
-    if (head_) {
-        head_->plan(stream_, graph);
-    }
     std::vector<Block> blocks = find_blocks(graph, stream_.capabilities().computes_repeats);
     for (const Block & block : blocks) {
         if (block.splittable) {
@@ -88,10 +82,7 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
 
 ggml_status SplitStream::compute(ggml_cgraph * graph) {
     refuse_when_it_hangs();
-    const auto tapped = [this](ggml_cgraph * g) {
-        return tap_ ? tap_->compute(stream_, g, [this](ggml_cgraph * with) { return run(with); }) : run(g);
-    };
-    return head_ ? head_->compute(stream_, graph, tapped) : tapped(graph);
+    return tap_ ? tap_->compute(stream_, graph, [this](ggml_cgraph * with) { return run(with); }) : run(graph);
 }
 
 ggml_status SplitStream::run(ggml_cgraph * graph) {

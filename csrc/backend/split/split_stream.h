@@ -26,7 +26,6 @@
 // prefill_runner (large batches), graph_cache (prepared graphs and staging).
 #pragma once
 
-#include "backend/draft_head/stream_head.h"
 #include "backend/experts/model_experts.h"
 #include "backend/hidden_states/stream_tap.h"
 #include "backend/prefill/prefill_runner.h"
@@ -134,8 +133,7 @@ class SplitStream {
     ResidentDraft residents_;
     HandOff       jobs_;
 
-    const std::shared_ptr<StreamTap>  tap_  = tap_for_context();  // null: this context has no tap
-    const std::shared_ptr<StreamHead> head_ = head_for_context(); // null: this context has no short head
+    const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: this context has no tap
 
     bool ahead_      = false; // the graph under way is queued ahead
     bool loads_      = false; // misses of the graph under way may be loaded within their layer

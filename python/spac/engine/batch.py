@@ -387,7 +387,6 @@ def open_batch(
         draft_min=config.draft_min,
         p_min=config.fixed_p_min,
         trace=trace,
-        draft_head=pair.draft_head,
         separate=config.deterministic,
         **cache_parameters(config, pair),
     )

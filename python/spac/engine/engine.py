@@ -25,7 +25,6 @@ from spac.engine.batch import Batch, open_batch
 from spac.engine.batch_recording import BatchRecording
 from spac.engine.batched_sequence import BatchedGeneration
 from spac.engine.between_steps import BetweenSteps
-from spac.engine.draft_head import DraftHead
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
@@ -94,7 +93,6 @@ class Engine:
         self.on_note: Callable[[str], object] = lambda _note: None
         """The function that receives notes which come while steps run, such as changes of the slots."""
         self._memory: MemoryBudget | None = None
-        self._head: DraftHead | None = None
         self._host: HostWeights | None = None
         try:
             self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
@@ -105,9 +103,6 @@ class Engine:
             self.events.settled = self.experts if config.deterministic else None
             self.events.beside = self._schedules_beside
             self.events.driver = driver = expert_cache.attach(config.scheduler)
-            if self._pair.draft_head is not None:
-                self._head = DraftHead(self._pair.draft_head)
-                self.events.after_step.append(self._choose_head)
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
             if self.experts is not None and "mlock" not in config.load_mode:
                 copied, layers = self._pair.target in self._pair.copied, config.gpu_layers
@@ -333,10 +328,6 @@ class Engine:
         has_core = self._pair.threads + 2 <= physical_cores()
         return has_core and all(not device.shares_host_cores for device in self.devices)
 
-    def _choose_head(self, step: _core.Step) -> None:
-        if self._head is not None:
-            self._head.observe(step)
-
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver
         if self.session is not None:
@@ -360,12 +351,6 @@ class Engine:
         """Wait for copies if they have to be done, and estimate anew how prompts are evaluated."""
         self.events.settle()
         self._at_home.update_streams()
-
-    def _prepare_join(self) -> None:
-        """Estimate anew how prompts are evaluated. The tokens of this one do not count as text."""
-        self._at_home.update_streams()
-        if self._head is not None:
-            self._head.begin()
 
     @property
     def target(self) -> Model:
@@ -458,8 +443,6 @@ class Engine:
         """Return a generation of the one session, while no call of it is under way."""
         if (last := self._generation) is not None:
             last.retire()
-        if self._head is not None:
-            self._head.begin()
         self.prepare_prompt()
         assert self._single is not None
         session, sampling = self._single.sampling(sampling or self.config.sampling, chat, reasoning_budget)
@@ -559,7 +542,7 @@ class Engine:
             )
         return open_batch(
             self.config, self._pair, self.experts, self._trace, self.events, self.between,
-            self._prepare_join, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
+            self._at_home.update_streams, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
         )  # fmt: skip
 
     def note_images(self) -> None:

@@ -94,7 +94,6 @@ class SingleSession:
             draft_confidences=config.chooses_p_min,
             trace=self._trace,
             draft_experts=pair.draft_experts,
-            draft_head=pair.draft_head,
             projector=pair.projector,
             **cache_parameters(config, pair),
             **parameters,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,8 +47,6 @@ LoadProgress = Callable[[Path, float], bool]
 """A callback that gets the file and its loaded share, 0 to 1. It returns False to stop loading."""
 
 Owned = TypeVar("Owned", Model, Context)
-DRAFT_HEAD_ROWS = 16384
-"""The tokens of a draft's short head. Published ones lose few tokens with 16,384 to 32,768."""
 
 
 class ModelPair:
@@ -69,9 +67,6 @@ class ModelPair:
 
     target_states: tuple[int, int] = (0, 0)
     """The number of the target's layers, without those that only predict further tokens, and their width."""
-
-    draft_head: _core.ShortHead | None = None
-    """The short head of the draft's context, off at first; None if its head cannot be shortened."""
 
     pool: SharedPool | None = None
     """The threads for graph parts on the CPU outside the split; None if there are no such parts."""
@@ -600,24 +595,10 @@ class ModelPair:
             params["ctx_type"] = MTP
         if self.draft is None:
             return self._context(self.target, **params)
-        head = self._new_head()
-        scope = _core.ShortHeadScope(head) if head is not None else nullcontext()
-        with _core.Tap() as self.draft_tap, scope:
+        with _core.Tap() as self.draft_tap:
             if self.draft_on_cpu and self.device is not None:
                 params["cb_eval"], params["cb_eval_user_data"] = self.draft_tap.callback
-            context = self._context(self.draft, **params)
-        self.draft_head = head if head is not None and head.n_rows else None
-        return context
-
-    def _new_head(self) -> _core.ShortHead | None:
-        config, wanted = self._config, env.DRAFT_HEAD.get()
-        n_rows = DRAFT_HEAD_ROWS if wanted is None else int(wanted)
-        simple = config.draft_types == ("draft-simple",)
-        if self.device is None or config.deterministic or not simple or not n_rows:
-            return None
-        if n_rows < 8:
-            raise InputError(f"{env.DRAFT_HEAD.name}: {n_rows} tokens are too few: give at least 8, or 0")
-        return _core.ShortHead(n_rows, self.n_sequences)
+            return self._context(self.draft, **params)
 
     @property
     def draft_on_cpu(self) -> bool:
