@@ -160,8 +160,6 @@ void bind_session(py::module_ & m) {
         .def("__exit__", [](PySession & self, const py::args &) { self.close(); })
         .def(
             "set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
-        .def(
-            "set_p_min", [](const PySession & self, float p_min) { self.get().set_p_min(p_min); }, py::arg("p_min"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
         .def_property_readonly("has_images", [](const PySession & self) { return self.get().has_images(); })

@@ -71,7 +71,6 @@ const std::map<std::string, Setter> & setters() {
         SPAC_KEY("draft_max", draft.n_max),
         SPAC_KEY("draft_min", draft.n_min),
         SPAC_KEY("p_min", draft.p_min),
-        SPAC_KEY("draft_confidences", draft.confidences),
         SPAC_KEY("ngram_size_n", draft.ngram_size_n),
         SPAC_KEY("ngram_size_m", draft.ngram_size_m),
         SPAC_KEY("ngram_min_hits", draft.ngram_min_hits),

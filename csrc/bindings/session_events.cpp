@@ -142,7 +142,6 @@ void bind_session_events(py::module_ & m) {
         .def_readonly("n_accepted", &Step::n_accepted)
         .def_readonly("n_verified", &Step::n_verified)
         .def_readonly("n_steps", &Step::n_steps)
-        .def_readonly("confidences", &Step::confidences)
         .def_readonly("draft_ns", &Step::draft_ns)
         .def_readonly("verify_ns", &Step::verify_ns)
         .def_readonly("sample_ns", &Step::sample_ns)

@@ -61,7 +61,9 @@ void check_config(const DraftConfig & config) {
     check_range("ngram_mod_n_match", config.ngram_mod_n_match, 1, 1024);
     check_range("ngram_mod_n_min", config.ngram_mod_n_min, 0, 1024);
     check_range("ngram_mod_n_max", config.ngram_mod_n_max, 1, 1024);
-    check_p_min(config.p_min);
+    if (!(config.p_min >= 0 && config.p_min <= 1)) {
+        throw InputError("p_min is " + std::to_string(config.p_min) + ", expected a value from 0 to 1");
+    }
 }
 
 void check_target_layers(const char * name, const Context & target, const llama_model * draft) {
@@ -113,12 +115,6 @@ void check_draft_model(common_speculative_type type, const Context & target, con
 }
 
 } // namespace
-
-void check_p_min(float p_min) {
-    if (!(p_min >= 0 && p_min <= 1)) {
-        throw InputError("p_min is " + std::to_string(p_min) + ", expected a value from 0 to 1");
-    }
-}
 
 std::vector<std::string> draft_types() {
     std::vector<std::string> names;

@@ -19,9 +19,6 @@ DraftPass self_pass(const DraftConfig & config);
 // would share the draft context, and sizes out of range.
 common_params_speculative speculative_params(const DraftConfig & config);
 
-// Throws InputError outside [0, 1].
-void check_p_min(float p_min);
-
 // Returns the type that uses the draft context, if there is one.
 std::optional<common_speculative_type> draft_model_type(const std::vector<common_speculative_type> & types);
 

@@ -74,16 +74,9 @@ int32_t only_largest(const float * logits, int n) {
     return n_as_large == 1 ? at : -1;
 }
 
-int32_t GreedyChoice::next(const float * logits, int n) {
+int32_t greedy_choice(const float * logits, int n, float p_min) {
     const int32_t best = largest(logits, n);
-    if (p_min_ <= 0 && !measures_) {
-        return best;
-    }
-    const float share = confidence(logits, n, logits[best]);
-    if (measures_) {
-        confidences_.push_back(share);
-    }
-    return share < p_min_ ? -1 : best;
+    return p_min > 0 && confidence(logits, n, logits[best]) < p_min ? -1 : best;
 }
 
 } // namespace spac

@@ -1,5 +1,6 @@
 #include "session/self_draft.h"
 
+#include "session/greedy.h"
 #include "session/interrupt.h"
 
 namespace spac {
@@ -27,11 +28,7 @@ llama_tokens SelfDraft::draft(llama_token last, int n_max, RouteLog & routes,
     try {
         while (static_cast<int>(result.size()) < n_max) {
             last = routes.note([&] { return evaluate(last); });
-            if (last == LLAMA_TOKEN_NULL) {
-                break;
-            }
-            if (llama_vocab_is_eog(target_.vocab(), last)) {
-                choice_.trim(result.size());
+            if (last == LLAMA_TOKEN_NULL || llama_vocab_is_eog(target_.vocab(), last)) {
                 break;
             }
             result.push_back(last);
@@ -52,7 +49,7 @@ llama_token SelfDraft::evaluate(llama_token token) {
     batch_.clear();
     batch_.add(token, target_.position(target_.n_past()), 0, true);
     target_.decode(batch_, interrupt_);
-    return choice_.next(llama_get_logits_ith(target_.get(), 0), target_.n_vocab());
+    return greedy_choice(llama_get_logits_ith(target_.get(), 0), target_.n_vocab(), p_min_);
 }
 
 } // namespace spac

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "session/context.h"
-#include "session/greedy.h"
 #include "session/route_log.h"
 #include "session/session.h"
 
@@ -17,10 +16,9 @@ class Interrupt;
 // for accepted and rejected tokens alike, so the text is that without drafts.
 class SelfDraft {
   public:
-    // `choice` chooses the tokens, and outlives this.
-    SelfDraft(Context & target, std::shared_ptr<Experts> experts, DraftPass pass, GreedyChoice & choice,
-              Interrupt & interrupt)
-        : target_(target), experts_(std::move(experts)), pass_(pass), choice_(choice), interrupt_(interrupt),
+    // A draft stops before a token that is less probable than `p_min` (greedy_choice).
+    SelfDraft(Context & target, std::shared_ptr<Experts> experts, DraftPass pass, float p_min, Interrupt & interrupt)
+        : target_(target), experts_(std::move(experts)), pass_(pass), p_min_(p_min), interrupt_(interrupt),
           batch_(target.get()) {}
 
     // Drafts at most `n_max` tokens that may follow `last`, the most probable ones. The target's memory holds all
@@ -35,7 +33,7 @@ class SelfDraft {
     Context &                target_;
     std::shared_ptr<Experts> experts_;
     DraftPass                pass_;
-    GreedyChoice &           choice_;
+    float                    p_min_;
     Interrupt &              interrupt_;
     common_batch             batch_;
 };

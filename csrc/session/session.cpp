@@ -95,9 +95,6 @@ void Session::Impl::draft() {
     }
     result.draft_ns  = since(start);
     result.n_drafted = static_cast<int>(drafted.size());
-    if (n > 0) {
-        result.confidences = speculator->confidences();
-    }
     if (listeners.draft_end) {
         listeners.draft_end(drafted, result.draft_ns, speculator ? speculator->routes() : nullptr);
     }
@@ -261,16 +258,6 @@ void Session::set_draft_length(int n) {
                          std::to_string(impl_->draft_max));
     }
     impl_->draft_length.store(n);
-}
-
-void Session::set_p_min(float p_min) {
-    auto &                impl = *impl_;
-    const Interrupt::Call call(impl.interrupt);
-    if (impl.speculator == nullptr || !impl.speculator->is_stepwise()) {
-        throw InputError("p_min can be changed only while a draft model or the target drafts token by token");
-    }
-    check_p_min(p_min);
-    impl.speculator->set_p_min(p_min);
 }
 
 int Session::draft_length() const { return impl_->draft_length.load(); }

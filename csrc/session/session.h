@@ -34,7 +34,6 @@ struct DraftConfig {
     int                      n_max        = 16;    // the longest draft, and the draft length at first
     int                      n_min        = 0;     // shorter drafts are not used
     float                    p_min        = 0;     // a draft model stops at a token with a lower probability
-    bool                     confidences  = false; // steps report the probabilities of drafted tokens
     int                      ngram_size_n = 12;    // ngram-simple, ngram-map-*: tokens to look up
     int                      ngram_size_m = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
     int                      ngram_min_hits    = 1;
@@ -121,9 +120,6 @@ struct Step {
     int                  n_accepted = 0; // draft tokens that were accepted
     int                  n_verified = 0; // tokens in the verification batch: n_drafted + 1
     int                  n_steps    = 0; // steps of the call; 0 if there was no place for one
-    // The draft model's probabilities of the drafted tokens, and of the one before which a draft stopped. Empty unless
-    // DraftConfig::confidences is set and drafts are made token by token.
-    std::vector<float> confidences;
     int64_t            draft_ns  = 0;
     int64_t            verify_ns = 0;
     int64_t            sample_ns = 0;
@@ -231,9 +227,6 @@ class Session {
     void set_draft_length(int n);
     int  draft_length() const;
     int  draft_max() const;
-    // Sets the probability below which a draft stops, from the next step on. Throws InputError outside [0, 1], and
-    // unless drafts are made token by token.
-    void set_p_min(float p_min);
 
     // Throws InputError if draft_routes cannot be had, and changes nothing then.
     void set_listeners(const Listeners & listeners);

@@ -1,6 +1,7 @@
 #include "session/speculator.h"
 
 #include "session/draft_types.h"
+#include "session/greedy.h"
 #include "session/interrupt.h"
 
 #include <algorithm>
@@ -20,11 +21,10 @@ void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_m
 
 Speculator::Speculator(const DraftConfig & config, Context & target, llama_context * draft_ctx,
                        std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
-    : config_(config), target_(target), interrupt_(interrupt), routes_(draft_experts),
-      choice_(config.p_min, config.confidences) {
+    : config_(config), target_(target), interrupt_(interrupt), routes_(draft_experts) {
     if (const auto pass = self_pass(config); pass != DraftPass::none) {
         check_self_draft(pass, target, draft_experts);
-        self_.emplace(target, std::move(draft_experts), pass, choice_, interrupt);
+        self_.emplace(target, std::move(draft_experts), pass, config.p_min, interrupt);
     }
     params_     = speculative_params(config);
     model_type_ = draft_model_type(params_.types);
@@ -146,7 +146,6 @@ void Speculator::observe(const common_batch & batch) {
 llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, int n_max,
                                const std::function<void(llama_token, int)> & on_token) {
     routes_.begin();
-    choice_.begin();
     if (draft_ && !reads_states_) {
         catch_up(tokens);
     }
@@ -163,7 +162,6 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
     }
     trim_draft(result, target_, n_max, config_.n_min);
     routes_.trim(static_cast<int>(result.size()) + 1);
-    choice_.trim(result.empty() && config_.n_min > 1 ? 0 : result.size() + 1);
     if (!stepwise_ && !self_ && on_token) {
         for (size_t i = 0; i < result.size(); ++i) {
             on_token(result[i], static_cast<int>(i));
@@ -212,7 +210,7 @@ llama_token Speculator::next_token(llama_token token, llama_pos pos) {
     const int status = llama_process(draft_->get(), LLAMA_PROCESS_TYPE_DECODE, batch.get());
     interrupt_.raise_if_stopped();
     const float * const logits = status == 0 ? llama_get_logits_ith(draft_->get(), -1) : nullptr;
-    return logits != nullptr ? choice_.next(logits, draft_->n_vocab()) : LLAMA_TOKEN_NULL;
+    return logits != nullptr ? greedy_choice(logits, draft_->n_vocab(), config_.p_min) : LLAMA_TOKEN_NULL;
 }
 
 // Drafts the draft model's tokens one after the other. Decodes and result are the same as those of common, because the
@@ -234,7 +232,6 @@ llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token
             }
             previous = next;
             if (previous >= target_.n_vocab() || llama_vocab_is_eog(target_.vocab(), previous)) {
-                choice_.trim(result.size());
                 break;
             }
             result.push_back(previous);

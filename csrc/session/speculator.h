@@ -2,7 +2,6 @@
 #pragma once
 
 #include "session/context.h"
-#include "session/greedy.h"
 #include "session/route_log.h"
 #include "session/self_draft.h"
 #include "session/session.h"
@@ -65,16 +64,7 @@ class Speculator {
     // Returns the routes of the draft under way, or of the last one; null unless they are kept.
     const DraftRoutes * routes() const { return routes_.get(); }
     // Notes that this step has no draft.
-    void pass() {
-        routes_.begin();
-        choice_.begin();
-    }
-    // Returns true if drafts are made token by token.
-    bool is_stepwise() const { return stepwise_ || self_; }
-    // Sets the confidence below which drafts stop; it has an effect if is_stepwise().
-    void set_p_min(float p_min) { choice_.set_p_min(p_min); }
-    // Returns the last draft's confidences, as GreedyChoice does.
-    const std::vector<float> & confidences() const { return choice_.confidences(); }
+    void pass() { routes_.begin(); }
     // Notes that `n` tokens of the last draft were accepted, and that the sequence is now `tokens`. Must not be called
     // for an empty draft.
     void accept(int n, const llama_tokens & tokens);
@@ -101,7 +91,6 @@ class Speculator {
     bool                                        stepwise_     = false; // true for "draft-simple" alone
     int                                         n_max_        = 0;
     RouteLog                                    routes_;
-    GreedyChoice                                choice_;
     std::optional<SelfDraft>                    self_;        // set if the target drafts for itself
     common_speculative_ptr                      spec_;
 };

@@ -17,7 +17,6 @@ void add(Step & sum, const Step & next) {
     sum.n_accepted += next.n_accepted;
     sum.n_verified += next.n_verified;
     sum.n_steps += next.n_steps;
-    sum.confidences = next.confidences;
     sum.draft_ns += next.draft_ns;
     sum.verify_ns += next.verify_ns;
     sum.sample_ns += next.sample_ns;

@@ -978,12 +978,6 @@ class Step:
     def upload_ns(self) -> int:
         """The time that these copies took, in nanoseconds."""
     @property
-    def confidences(self) -> list[float]:
-        """The draft model's probabilities of the drafted tokens, and of one before which the draft stopped.
-
-        It is empty unless the session has `draft_confidences` and drafts token by token.
-        """
-    @property
     def draft_ns(self) -> int: ...
     @property
     def verify_ns(self) -> int: ...
@@ -1155,7 +1149,6 @@ class Session:
         draft_max: int = 16,
         draft_min: int = 0,
         p_min: float = 0.0,
-        draft_confidences: bool = False,
         ngram_size_n: int = 12,
         ngram_size_m: int = 48,
         ngram_min_hits: int = 1,
@@ -1204,9 +1197,8 @@ class Session:
         for keep_draft_routes(). `projector` reads the images of prompts.
 
         `draft_types` are llama.cpp's names (draft_types()). With none, or with draft_max 0, the session
-        decodes without drafts. The first draft length is `draft_max`. With `draft_confidences`, steps report
-        `confidences`. Sampling parameters are llama.cpp's. temp <= 0 is greedy, and seed None is a random
-        seed.
+        decodes without drafts. The first draft length is `draft_max`. Sampling parameters are
+        llama.cpp's. temp <= 0 is greedy, and seed None is a random seed.
 
         `prompt_cache_bytes` of host memory hold sequences that prefill() replaces by others. A prompt that
         continues one of them is not evaluated from the start. `n_checkpoints` apply to a memory that cannot
@@ -1339,11 +1331,6 @@ class Session:
     ) -> None: ...
     def set_draft_length(self, n: int) -> None:
         """Set the draft length from the next step on, 0 to draft_max."""
-    def set_p_min(self, p_min: float) -> None:
-        """Set the probability below which a draft stops, from the next step on.
-
-        Raise InputError outside 0 to 1, and unless drafts are made token by token.
-        """
     @property
     def draft_length(self) -> int: ...
     @property

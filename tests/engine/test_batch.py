@@ -291,12 +291,10 @@ def test_auto_is_one_for_what_needs_it(tmp_path: Path) -> None:
         ({"draft_type": "draft-mtp"}, "draft-mtp drafts for one"),
         ({"draft_type": "self-resident"}, "self-resident drafts for one"),
         ({"scheduler": "sp-moe", "draft": demo.DRAFT}, "scheduler sp-moe"),
-        ({"draft_p_min": "auto", "draft": demo.DRAFT}, "--draft-p-min auto"),
     ):  # fmt: skip
         one = config(**{"parallel": -1, "deterministic": False, **options})
         assert one.n_parallel == 1
         assert one.needs_one.startswith(why)
-    assert config(parallel=-1, deterministic=False, draft_p_min="auto").n_parallel == 4, "nothing drafts"
     with Engine(config(parallel=-1)) as engine:
         assert engine.batch is None
         assert any(note.startswith("one generation at a time, for --deterministic") for note in engine.notes)

@@ -17,7 +17,7 @@ from spac.config.remote import addresses, check, layer_counts
 from spac.config.sampling import SamplingConfig
 from spac.config.slot_devices import check as check_slots
 from spac.config.slot_devices import slot_devices, slot_layers
-from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit, draft_p_min
+from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit
 from spac.errors import InputError
 from spac.scheduler.choice import SchedulerChoice
 from spac.scheduler.choice import names as scheduler_names
@@ -141,11 +141,9 @@ class EngineConfig(ContextConfig):
         "--spec-draft-n-min",
         range=Range(0, 63),
     )
-    draft_p_min: Parsed[float | str, float | str] = option(
-        0.0, "stop drafting at a token less probable than this, 0 to 1; auto: the governor roofline "
-        "chooses it from measured acceptance and times; 0 with a fixed draft length, with --parallel, and "
-        "unless a draft model or the target itself drafts token by token",
-        "--draft-p-min", "--spec-draft-p-min", metavar="N|auto", parse=draft_p_min,
+    draft_p_min: float = option(
+        0.0, "stop drafting at a token less probable than this, where a draft model or the target itself "
+        "drafts", "--draft-p-min", "--spec-draft-p-min", range=Range(0, 1),
     )  # fmt: skip
     slots: Parsed[Slots, Slots | str | int | float] = option(
         "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto",
@@ -344,17 +342,6 @@ class EngineConfig(ContextConfig):
         return self.draft_length is None and not self.deterministic
 
     @property
-    def chooses_p_min(self) -> bool:
-        """True if the governor chooses the confidence below which drafts stop."""
-        stepwise = self.drafts_itself or self.draft_types == ("draft-simple",)
-        return self.draft_p_min == "auto" and self.is_governed and stepwise and self.n_parallel == 1
-
-    @property
-    def fixed_p_min(self) -> float:
-        """The confidence below which drafts stop at first, and always unless the governor chooses it."""
-        return 0.0 if isinstance(self.draft_p_min, str) else self.draft_p_min
-
-    @property
     def longest_draft(self) -> int:
         """The largest number of tokens drafted per step; the number of every step if the length is fixed."""
         if self.draft_length is not None:
@@ -412,8 +399,6 @@ class EngineConfig(ContextConfig):
             return "--deterministic would give each a part of the context"
         if drafts and names != ("draft-simple",):
             return f"{', '.join(names)} drafts for one"
-        if drafts and self.draft_p_min == "auto":
-            return "--draft-p-min auto chooses for one draft"
         if str(self.scheduler).partition(":")[0] in ("moe-speq", "sp-moe"):
             return f"scheduler {self.scheduler} reads one draft's routes"
         return ""

@@ -273,19 +273,6 @@ class Adapter:
         return tuple(found)
 
 
-def draft_p_min(value: float | str) -> float | str:
-    """Return "auto", or the probability from 0 to 1 that a user's value means. Raises InputError."""
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return "auto"
-    try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number <= 1:
-        raise InputError(f"draft_p_min: {value!r} is not 'auto', or a number from 0 to 1")
-    return number
-
-
 def split_mode(value: str) -> str:
     """Return the way in which layers are divided between devices. Raises InputError."""
     word = str(value).strip().lower()

@@ -55,11 +55,6 @@ class StepTimes:
     n_asked: int = 0  # the draft length that was asked for, where the draft stopped early
 
 
-def _n_evaluated(step: _core.Step) -> int:
-    """Return the tokens that a draft took the time of, with the one before which it stopped."""
-    return max(step.n_drafted, len(step.confidences))
-
-
 class _Pool:
     """The CPU's time for the experts of one pool, in both forms of `ExpertCosts`."""
 
@@ -161,12 +156,12 @@ class CostEstimator:
         n_asked: the draft length that the step was asked for.
         """
         if self.skips(self.steps + 1):
-            self.draft_time.observe(n_asked, _n_evaluated(step), step.draft_ns * 1e-9)
+            self.draft_time.observe(n_asked, step.n_drafted, step.draft_ns * 1e-9)
             self.steps += 1
             return
         self.observe(
             StepTimes(
-                n_drafted=_n_evaluated(step),
+                n_drafted=step.n_drafted,
                 draft_s=step.draft_ns * 1e-9,
                 n_verified=step.n_verified,
                 verify_s=(step.verify_ns + step.sample_ns) * 1e-9,

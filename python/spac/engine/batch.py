@@ -385,7 +385,7 @@ def open_batch(
         draft_types=list(config.draft_types),
         draft_max=config.longest_draft,
         draft_min=config.draft_min,
-        p_min=config.fixed_p_min,
+        p_min=config.draft_p_min,
         trace=trace,
         separate=config.deterministic,
         **cache_parameters(config, pair),

@@ -53,7 +53,6 @@ class DraftLengths:
             draft_time=costs.estimator.draft_time if costs is not None else None,
             resident=None if self._experts is None or costs is None else self._resident,
             foreseen=self._window_misses,
-            chooses_p_min=config.chooses_p_min,
         )
 
     def of_several(self) -> BatchLengths:

@@ -12,7 +12,6 @@ _STEPS = 48  # steps over which an observation loses two thirds of its weight, b
 _TRIALS = 256  # trials of a position over which the long memory loses as much, for positions seldom tried
 _PRIOR = 3.0  # weight of a prior, in trials; a few trials of the position itself outweigh it
 _SHARED = 6.0  # weight of all sequences' rates for one of them, in trials
-_START = 12.0  # trials that rates from elsewhere are worth
 _RECENT = 8  # steps of the window that is compared with expectations, so that a change shows soon
 _SURPRISE = 3.0  # standard deviations at which the old evidence no longer holds; chance seldom reaches it
 _FORGET = 8.0  # factor by which the old evidence then loses weight
@@ -40,15 +39,6 @@ class Rate:
         self._ever_failed = False
         # Over the last steps: successes less expected ones, and their variance.
         self._off = self._variance = 0.0
-
-    def start(self, rates: Float64Array) -> None:
-        """Replace what was learned by other rates, float64 [K], as if from a few trials."""
-        self.__init__(self._n, float(rates.mean()))  # type: ignore[misc]
-        self._recent = (_START * rates).tolist()
-        self._recent_trials = [_START] * self._n
-        self._long, self._long_trials = list(self._recent), [_START] * self._n
-        self._expected = rates.tolist()
-        self._certain = False
 
     def age(self, steps: int = 1) -> None:
         """Let `steps` steps pass without a trial."""

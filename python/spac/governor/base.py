@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 from spac.machine.arrays import Int32Array
@@ -20,17 +19,6 @@ class Governor(ABC):
 
     def begin(self, spent_s: float) -> None:  # noqa: B027
         """Record that a generation's prompt has been evaluated, which took `spent_s` seconds."""
-
-    @property
-    def p_min(self) -> float | None:
-        """The confidence below which the next draft stops; None to leave it as it is."""
-        return None
-
-    def confidences(self, values: Sequence[float]) -> None:  # noqa: B027
-        """Record the draft model's probabilities of the step's drafted tokens, before the step's `observe`.
-
-        values: these, and that of the token before which the draft stopped. Empty where they are unknown.
-        """
 
     @abstractmethod
     def choose(self, room: int) -> int:

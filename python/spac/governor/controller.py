@@ -49,7 +49,7 @@ class DraftLengthController:
 
     def __init__(self, governor: Governor, session: _core.Session, timeline: Timeline | None = None) -> None:
         self.governor, self._session = governor, session
-        self._length, self._p_min = -1, -1.0
+        self._length = -1
         self._timeline = None if isinstance(governor, FixedGovernor) else timeline
         self.lengths: Counter[int] = Counter()
         """The number of steps by the draft length that was chosen for them."""
@@ -71,9 +71,6 @@ class DraftLengthController:
         if k != self._length:  # otherwise the length stays as it is, because other code may have set it
             self._length = k
             session.set_draft_length(k)
-        if (p_min := governor.p_min) is not None and p_min != self._p_min:
-            self._p_min = p_min
-            session.set_p_min(p_min)
         start = perf_counter()
         step = session.step()
         step_s = perf_counter() - start
@@ -84,8 +81,6 @@ class DraftLengthController:
     def _learn(self, k: int, step: _core.Step, step_s: float) -> None:
         governor = self.governor
         misses, miss_s = miss_costs(governor, step)
-        if governor.p_min is not None:
-            governor.confidences(step.confidences)
         governor.observe(step.n_drafted, step.n_accepted, step.draft_ns * 1e-9, step_s, misses, miss_s)
         self.lengths[k] += 1
         expected = governor.expected

@@ -43,8 +43,6 @@ class Costs:
     """E_new of 1 … K + 1 tokens in distinct (layer, expert), float64 [K + 1]."""
     price: float
     """The time of one miss."""
-    tries: bool = False
-    """True if a draft also takes `draft_token` for the token before which it stops."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,7 @@ def curve(accept: Float64Array, go_on: Float64Array, costs: Costs) -> Curve:
         compute = drafts + costs.verify
         return Curve(tokens(accept, go_on), compute + missed_s, longest, costs.misses, compute)
     reach = np.asarray(go_on.cumprod(), np.float64)  # the probability that the draft has a j-th token
-    evaluated = np.append(1.0, reach[:-1]) if costs.tries else reach
-    drafts[1:] = costs.draft_base + costs.draft_token * evaluated.cumsum()
+    drafts[1:] = costs.draft_base + costs.draft_token * reach.cumsum()
     missed, compute = _mean(costs.misses, reach), drafts + _mean(costs.verify, reach)
     return Curve(tokens(accept, go_on), compute + costs.price * missed, longest, missed, compute)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -31,14 +31,12 @@ from spac.errors import InputError
 from spac.governor import probes
 from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
-from spac.governor.confidence import EVERY, Confidences
 from spac.governor.model import Costs, Curve, best, curve, longest_within, tokens
 from spac.governor.times import KEPT, Misses, SizeTimes, Speed
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 _PATIENCE = 150.0  # ratio of the time between decisions to that of a decision, which thus takes below 1 %
 _DWELL = 16.0  # steps that a length is expected to stay in force, over which the cost of a change is spread
-_WORTH = 1.01  # factor by which another confidence to stop at has to be better
 _LOOK_S = 0.03  # seconds between looks at residency and at the experts that a step wanted; looks take time
 
 
@@ -57,7 +55,6 @@ class RooflineGovernor(Governor):
         draft_time: DraftTime | None = None,
         resident: Callable[[], BoolArray] | None = None,
         foreseen: Callable[[], Float64Array | None] | None = None,
-        chooses_p_min: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Set the limits and the sources of information.
@@ -67,19 +64,14 @@ class RooflineGovernor(Governor):
         limited to meet it. costs: the start. draft_time: T_draft, which other code learns; without it, the
         governor learns T_draft. resident: returns bool [L, N], for E_new; without it, misses are part of the
         verification's time. foreseen: returns the misses that the last draft predicted for windows of 1 … T
-        tokens, float64 [T], the paper's E_new, or None. chooses_p_min: choose the confidence below which
-        drafts stop, too (`confidence`). clock: returns seconds. Raise InputError if longest is below 1.
+        tokens, float64 [T], the paper's E_new, or None. clock: returns seconds. Raise InputError if longest
+        is below 1.
         """
         if longest < 1:
             raise InputError(f"a governor chooses draft lengths up to at least 1, not {longest}")
         self.longest, self._shortest, self._budget_s = longest, max(1, shortest), budget_s
         self._resident, self._foreseen, self._clock = resident, foreseen, clock
         self._accept, self._go_on = Rate(longest, 0.7), Rate(longest, 1.0)
-        self._confidences = Confidences(longest) if chooses_p_min else None
-        self._threshold = 0  # the place of the one in force
-        self._next_threshold = EVERY  # the draft before which it is chosen again
-        self._shown: Sequence[float] = ()  # the confidences of the running step
-        self._size = 1  # tokens of the last verification
         self._times = SizeTimes(longest + 1)
         self._speed, self._misses = Speed(), Misses(longest + 1)
         self._learns_draft = draft_time is None
@@ -117,11 +109,6 @@ class RooflineGovernor(Governor):
     def in_force(self) -> int:
         """k* as of the last decision. A probe may be in progress instead."""
         return self._k
-
-    @property
-    def p_min(self) -> float | None:
-        """The confidence below which the next draft stops; None if the governor does not choose it."""
-        return self._confidences.lower(self._threshold) if self._confidences is not None else None
 
     @property
     def speed(self) -> float:
@@ -166,10 +153,6 @@ class RooflineGovernor(Governor):
         """Add the step's demand to the estimate of misses."""
         self._misses.add(counts, n_verified)
 
-    def confidences(self, values: Sequence[float]) -> None:
-        """Keep the confidences of the step's draft until `observe`."""
-        self._shown = values
-
     def observe(
         self,
         n_drafted: int,
@@ -185,7 +168,7 @@ class RooflineGovernor(Governor):
         """
         k, n = self._chosen, n_drafted
         if self._learns_draft:
-            self._draft.observe(k, max(n, len(self._shown)), draft_s)
+            self._draft.observe(k, n, draft_s)
         self._step += 1
         self._time_s += step_s
         self._since_s += step_s
@@ -195,8 +178,7 @@ class RooflineGovernor(Governor):
             return
         self._catch_up()
         speed = self._speed.factor
-        changed, self._last = k != self._last or (self._confidences is not None and n + 1 != self._size), k
-        self._size = n + 1
+        changed, self._last = k != self._last, k
         self._learn_acceptance(k, n, n_accepted)
         if self.curve is not None:
             self._compare(k, n, n_accepted + 1, changed, draft_s, step_s)
@@ -225,13 +207,7 @@ class RooflineGovernor(Governor):
         if k == 0:
             self._accept.age()
             return
-        if self._confidences is not None and self._shown:
-            self._offered[k] = self._step
-            self._confidences.observe(self._shown, n, n_accepted)
-            n = self._confidences.cut(self._threshold, self._shown, n)
-            n_accepted = min(n, n_accepted)
-        else:
-            self._offered[n] = self._step
+        self._offered[n] = self._step
         surprised = self._accept.observe(n_accepted, n_accepted < n)
         if self._go_on.observe(n, n < k) or surprised:
             self._probes.hurry(self._step)
@@ -249,7 +225,7 @@ class RooflineGovernor(Governor):
         spikes of the machine. It pays for a draft model that first has to catch up with the text.
         """
         speed = self._speed.factor
-        drafting = self._draft.seconds(max(n, len(self._shown))) if k else 0.0
+        drafting = self._draft.seconds(n) if k else 0.0
         expected = self._verify[n] * speed + drafting
         if changed:
             self._extras.append((step_s - max(0.0, draft_s - drafting) - expected) / speed)
@@ -264,7 +240,7 @@ class RooflineGovernor(Governor):
             catching_up = min(max(0.0, draft_s - drafting), expected)
             took = min(step_s, expected + self._change_s * changed * speed + catching_up)
             self._probes.pay(took - n_tokens * self._cycle[self._k] / self._tokens[self._k] * speed)
-        elif changed and self._confidences is None:
+        elif changed:
             self._probes.pay(self._change_s * speed)  # the change back to the length in force
 
     # Decisions
@@ -290,8 +266,6 @@ class RooflineGovernor(Governor):
         if self._resident is not None and self._time_s - self._refreshed_s >= _LOOK_S:
             self._refresh(self._resident())
         k_max = self.longest if self._budget_s is None else self._fitting(self._budget_s)
-        if self._confidences is not None and self._confidences.n_drafts >= self._next_threshold:
-            self._choose_threshold(self._confidences, k_max)
         rates, trials = self._accept.estimate()
         go_on = self._go_on.estimate()[0]
         self.curve = now = curve(rates, go_on, self._costs())
@@ -307,22 +281,6 @@ class RooflineGovernor(Governor):
         took = self._clock() - started
         self._own_s += ((took - self._own_s) * 0.2) if self._own_s else took
 
-    def _choose_threshold(self, confidences: Confidences, k_max: int) -> None:
-        """Choose the confidence below which drafts stop. Another one has to promise `_WORTH`."""
-        self._next_threshold = confidences.n_drafts + EVERY
-        accept, go_on = confidences.rates()
-        costs = self._costs()
-        theta = [self._promised(curve(*both, costs), k_max) for both in zip(accept, go_on, strict=True)]
-        best_of = int(np.argmax(theta))
-        if theta[best_of] > _WORTH * theta[self._threshold]:
-            self._threshold = best_of
-            self._accept.start(np.minimum(accept[best_of], 1.0))
-            self._go_on.start(go_on[best_of])
-
-    def _promised(self, curve: Curve, k_max: int) -> float:
-        """Return Θ at the best draft length of a threshold."""
-        return float(curve.theta[self._shortest : max(k_max, self._shortest) + 1].max())
-
     def _refresh(self, resident: BoolArray) -> None:
         """Read the residency. From the first time on, the times of verifications exclude their misses."""
         self._refreshed_s = self._time_s
@@ -337,7 +295,7 @@ class RooflineGovernor(Governor):
         total = np.maximum(self._times.estimate(missed_s) + missed_s, 1e-9)
         self._verify = total.tolist()
         base_s, token_s = self._draft.base_s / self.speed, self._draft.token_s / self.speed
-        return Costs(base_s, token_s, total - missed_s, misses, self._price, self._confidences is not None)
+        return Costs(base_s, token_s, total - missed_s, misses, self._price)
 
     def _with_changes(self, cycle: Float64Array) -> Float64Array:
         """Return `cycle` with the cost of a change of length, float64 [K + 1].
@@ -368,8 +326,7 @@ class RooflineGovernor(Governor):
         offered = np.maximum.accumulate(np.array(self._offered[:0:-1], np.float64))[::-1]
         hope = 1 - np.exp((offered - self._step) / 24)
         certain = now.tokens / now.cycle
-        going = np.maximum(go_on, hope) if self._confidences is None else go_on
-        reach = tokens(optimistic(rates, trials, hope * (not self._climb)), going)
+        reach = tokens(optimistic(rates, trials, hope * (not self._climb)), np.maximum(go_on, hope))
         doubt = self._times.doubt(np.array(self._verify), self._step, self._speed.factor)
         promise = reach / (now.cycle * (1 - doubt))
         if self._climb:
