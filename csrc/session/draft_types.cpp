@@ -15,17 +15,7 @@ constexpr common_speculative_type model_types[] = {
     COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH, COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK,
 };
 
-constexpr std::pair<const char *, DraftPass> self_types[] = {{"self", DraftPass::copies},
-                                                             {"self-resident", DraftPass::residents}};
-
-DraftPass self_pass(const std::string & type) {
-    for (const auto & [name, pass] : self_types) {
-        if (type == name) {
-            return pass;
-        }
-    }
-    return DraftPass::none;
-}
+constexpr const char * self_type = "self"; // the target drafts for itself
 
 bool uses_draft_context(common_speculative_type type) {
     return std::find(std::begin(model_types), std::end(model_types), type) != std::end(model_types);
@@ -121,9 +111,7 @@ std::vector<std::string> draft_types() {
     for (int i = 0; i < COMMON_SPECULATIVE_TYPE_COUNT; ++i) {
         names.push_back(common_speculative_type_to_str(static_cast<common_speculative_type>(i)));
     }
-    for (const auto & [name, pass] : self_types) {
-        names.push_back(name);
-    }
+    names.emplace_back(self_type);
     return names;
 }
 
@@ -131,17 +119,12 @@ bool needs_draft_context(const std::string & type) {
     return uses_draft_context(common_speculative_type_from_name(type));
 }
 
-DraftPass self_pass(const DraftConfig & config) {
-    for (const auto & type : config.types) {
-        const auto pass = self_pass(type);
-        if (pass != DraftPass::none && config.types.size() > 1) {
-            throw InputError("the draft type " + type + " cannot be used together with others: name it alone");
-        }
-        if (pass != DraftPass::none) {
-            return pass;
-        }
+bool drafts_itself(const DraftConfig & config) {
+    const bool self = std::find(config.types.begin(), config.types.end(), self_type) != config.types.end();
+    if (self && config.types.size() > 1) {
+        throw InputError("the draft type self cannot be used together with others: name it alone");
     }
-    return DraftPass::none;
+    return self;
 }
 
 common_params_speculative speculative_params(const DraftConfig & config) {
@@ -149,7 +132,7 @@ common_params_speculative speculative_params(const DraftConfig & config) {
     common_params_speculative params;
     params.types.clear();
     for (const auto & name : config.types) {
-        if (self_pass(name) != DraftPass::none) {
+        if (name == self_type) {
             continue;
         }
         const auto type = common_speculative_type_from_name(name);
@@ -216,7 +199,7 @@ void check_draft_context(std::optional<common_speculative_type> type, const Cont
     check_draft_model(*type, target, draft);
 }
 
-void check_self_draft(DraftPass pass, const Context & target, const std::shared_ptr<Experts> & experts) {
+void check_self_draft(const Context & target, const std::shared_ptr<Experts> & experts) {
     if (Context::has_recurrent_model(target.get())) {
         throw InputError("the target's memory is recurrent and cannot take back what it drafts for itself: choose "
                          "another draft type");
@@ -224,7 +207,7 @@ void check_self_draft(DraftPass pass, const Context & target, const std::shared_
     if (!experts) {
         throw InputError("a target that drafts for itself needs experts on a device");
     }
-    if (pass == DraftPass::copies && experts->draft_bytes() == 0) {
+    if (experts->draft_bytes() == 0) {
         throw InputError("the draft type self needs low-bit copies of the target's experts: attach them first");
     }
 }

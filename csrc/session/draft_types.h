@@ -10,10 +10,9 @@
 
 namespace spac {
 
-// Returns the pass of the ways to draft that are spac's own, "self" and "self-resident": the target drafts for itself,
-// in its own context. Returns DraftPass::none for other types. Throws InputError if others are named beside one of
-// them.
-DraftPass self_pass(const DraftConfig & config);
+// Returns true if the target drafts for itself, in its own context: the type is spac's own "self". Throws InputError if
+// others are named beside it.
+bool drafts_itself(const DraftConfig & config);
 
 // Returns llama.cpp's parameters; `types` is empty without a type. Throws InputError for unknown names, two types that
 // would share the draft context, and sizes out of range.
@@ -26,9 +25,9 @@ std::optional<common_speculative_type> draft_model_type(const std::vector<common
 void check_draft_context(std::optional<common_speculative_type> type, const Context & target, llama_context * draft_ctx,
                          int n_max, int n_seq = 1);
 
-// Throws InputError unless the target can draft for itself in this pass: its memory goes back to any place, and its
-// experts have low-bit copies if the pass needs them.
-void check_self_draft(DraftPass pass, const Context & target, const std::shared_ptr<Experts> & experts);
+// Throws InputError unless the target can draft for itself: its memory goes back to any place, and its experts have
+// low-bit copies.
+void check_self_draft(const Context & target, const std::shared_ptr<Experts> & experts);
 
 // Throws InputError if the target cannot be rolled back after a verification with `n_max` drafted tokens. Decodes two
 // tokens to find out, and leaves the memory empty.

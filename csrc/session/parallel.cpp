@@ -26,7 +26,7 @@ ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
     llama_memory_clear(llama_get_memory(ctx), false);
     const auto & target = places[0].target;
     const int    n_seq  = places.size();
-    if (self_pass(config.draft) != DraftPass::none) {
+    if (drafts_itself(config.draft)) {
         throw InputError("a target drafts for itself with one sequence only: choose another draft type for several");
     }
     if (config.draft.n_max > 0 && !speculative_params(config.draft).types.empty()) {

@@ -9,8 +9,8 @@ namespace {
 
 class PassScope {
   public:
-    PassScope(Experts & experts, DraftPass pass) : experts_(experts) { experts_.set_draft_pass(pass); }
-    ~PassScope() { experts_.set_draft_pass(DraftPass::none); }
+    explicit PassScope(Experts & experts) : experts_(experts) { experts_.set_draft_pass(true); }
+    ~PassScope() { experts_.set_draft_pass(false); }
     PassScope(const PassScope &)             = delete;
     PassScope & operator=(const PassScope &) = delete;
 
@@ -23,7 +23,7 @@ class PassScope {
 llama_tokens SelfDraft::draft(llama_token last, int n_max, RouteLog & routes,
                               const std::function<void(llama_token, int)> & on_token) {
     const int       n_past = target_.n_past();
-    const PassScope pass(*experts_, pass_);
+    const PassScope pass(*experts_);
     llama_tokens    result;
     try {
         while (static_cast<int>(result.size()) < n_max) {

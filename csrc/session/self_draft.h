@@ -17,9 +17,8 @@ class Interrupt;
 class SelfDraft {
   public:
     // A draft stops before a token that is less probable than `p_min` (greedy_choice).
-    SelfDraft(Context & target, std::shared_ptr<Experts> experts, DraftPass pass, float p_min, Interrupt & interrupt)
-        : target_(target), experts_(std::move(experts)), pass_(pass), p_min_(p_min), interrupt_(interrupt),
-          batch_(target.get()) {}
+    SelfDraft(Context & target, std::shared_ptr<Experts> experts, float p_min, Interrupt & interrupt)
+        : target_(target), experts_(std::move(experts)), p_min_(p_min), interrupt_(interrupt), batch_(target.get()) {}
 
     // Drafts at most `n_max` tokens that may follow `last`, the most probable ones. The target's memory holds all
     // tokens before `last`. Calls `on_token` for each, and notes its routes. If the call was stopped, throws what
@@ -32,7 +31,6 @@ class SelfDraft {
 
     Context &                target_;
     std::shared_ptr<Experts> experts_;
-    DraftPass                pass_;
     float                    p_min_;
     Interrupt &              interrupt_;
     common_batch             batch_;

@@ -43,7 +43,7 @@ Session::Impl::Impl(const SessionConfig & config)
 
     target.clear();
     const auto types = speculative_params(config.draft).types;
-    const bool self  = self_pass(config.draft) != DraftPass::none;
+    const bool self  = drafts_itself(config.draft);
     if (config.draft.n_max > 0 && (self || !types.empty())) {
         if (target.n_batch() < config.draft.n_max + 1) {
             throw InputError("a draft of " + std::to_string(config.draft.n_max) +

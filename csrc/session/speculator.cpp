@@ -22,9 +22,9 @@ void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_m
 Speculator::Speculator(const DraftConfig & config, Context & target, llama_context * draft_ctx,
                        std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
     : config_(config), target_(target), interrupt_(interrupt), routes_(draft_experts) {
-    if (const auto pass = self_pass(config); pass != DraftPass::none) {
-        check_self_draft(pass, target, draft_experts);
-        self_.emplace(target, std::move(draft_experts), pass, config.p_min, interrupt);
+    if (drafts_itself(config)) {
+        check_self_draft(target, draft_experts);
+        self_.emplace(target, std::move(draft_experts), config.p_min, interrupt);
     }
     params_     = speculative_params(config);
     model_type_ = draft_model_type(params_.types);

@@ -19,7 +19,7 @@ class Interrupt;
 // the target says after that is not part of the text. A draft of fewer than `n_min` tokens is dropped.
 void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_min);
 
-// With the types "self" and "self-resident", the target's own context drafts (SelfDraft).
+// With the type "self", the target's own context drafts (SelfDraft).
 //
 // Two families of llama.cpp's draft types need different care. Most (a draft model, n-grams) know the sequence by its
 // tokens alone. They are brought up to date just before they draft, and what a draft model evaluated while it drafted

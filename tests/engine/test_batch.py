@@ -289,7 +289,7 @@ def test_auto_is_one_for_what_needs_it(tmp_path: Path) -> None:
     for options, why in (
         ({"mmproj": "any.gguf"}, "images"), ({"deterministic": True}, "--deterministic"),
         ({"draft_type": "draft-mtp"}, "draft-mtp drafts for one"),
-        ({"draft_type": "self-resident"}, "self-resident drafts for one"),
+        ({"draft_type": "self"}, "self drafts for one"),
         ({"scheduler": "sp-moe", "draft": demo.DRAFT}, "scheduler sp-moe"),
     ):  # fmt: skip
         one = config(**{"parallel": -1, "deterministic": False, **options})

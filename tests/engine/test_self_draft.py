@@ -18,7 +18,7 @@ from spac.scheduler import make
 from spac.scheduler.lookahead_buffer import Fidelity
 from spac.scheduler.replay import Recorder
 
-N_LAYER, N_EXPERT = 5, 32
+N_LAYER = 5
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +50,9 @@ def plain():
     return {temp: run(temp=temp, draft_type="ngram-simple") for temp in (0.0, 0.8)}
 
 
-@pytest.mark.parametrize("draft_type", ["self", "self-resident"])
 @pytest.mark.parametrize("temp", [0.0, 0.8])
-def test_the_text_is_that_without_the_draft(plain, draft_type, temp):
-    text, stats, *_ = run(temp=temp, draft_type=draft_type)
+def test_the_text_is_that_without_the_draft(plain, temp):
+    text, stats, *_ = run(temp=temp, draft_type="self")
     assert text == plain[temp][0]
     assert stats.acceptance > (0.1 if temp == 0 else 0)
     assert stats.activations == N_LAYER * 4 * (stats.steps + stats.drafted_tokens)
@@ -66,30 +65,13 @@ def test_the_copies_are_all_the_memory_that_it_adds(plain):
     assert used - plain[0.0][4] == copies
 
 
-def test_residents_need_a_row_for_each_router(plain):
-    """One that hides the other experts, and one for what the router would have chosen."""
-    *_, copies, _, used = run(draft_type="self-resident")
-    assert copies == 0
-    assert used - plain[0.0][4] == 2 * N_LAYER * N_EXPERT * 4
-
-
-def test_with_all_experts_resident_it_is_the_target_itself():
-    with Engine(config(slots="100%", draft_type="self-resident")) as engine:
-        "".join(engine.generate(PROMPT, 8))  # the experts come meanwhile
-        generation = engine.generate("class Stack:", 12)
-        "".join(generation)
-        assert generation.stats.acceptance == 1
-
-
-@pytest.mark.parametrize("draft_type", ["self", "self-resident"])
-def test_its_routers_predict_those_of_the_verification(draft_type):
+def test_its_routers_predict_those_of_the_verification():
     recorder = Recorder(make("moe-speq"))
-    _, stats, *_ = run(scheduler=recorder, draft_type=draft_type)
-    _, usual, *_ = run(scheduler="logistic", draft_type=draft_type)
+    _, stats, *_ = run(scheduler=recorder, draft_type="self")
+    _, usual, *_ = run(scheduler="logistic", draft_type="self")
     fidelity = Fidelity.of(recorder.demand.draft_routes, recorder.demand.routes)
     assert fidelity.tokens == int((recorder.demand.verified - 1).sum())
-    assert fidelity.same.min() > (0.8 if draft_type == "self" else 0.5)
-    assert fidelity.same[0] == 1 or draft_type == "self", "nothing is hidden before the first router"
+    assert fidelity.same.min() > 0.8
     assert stats.hit_rate > usual.hit_rate + 0.05
 
 
@@ -98,7 +80,7 @@ def test_families(tiny_model, family):
     """Biases, a dense layer with shared experts, and a plain model; q8_0 is nearly the model itself."""
     path, prompt = tiny_model(family), np.arange(3, 40, dtype=np.int32)
     found = {}
-    for draft_type in ("none", "self", "self-resident"):
+    for draft_type in ("none", "self"):
         settings = config(path, draft_type=draft_type, draft_quant="q8_0", draft_length=3, swa_full=True)
         with Engine(settings) as engine:
             generation = engine.generate(prompt, 12)
@@ -112,7 +94,6 @@ def test_refusals(tiny_model):
     for fault, settings in (
         ("name it alone", {"draft_type": "self,ngram-simple"}),
         ("needs experts on a device", {"device": "cpu"}),
-        ("needs experts on a device", {"draft_type": "self-resident", "device": "cpu"}),
         ("recurrent", {"target": hybrid}),
         ("--swa-full", {"target": window}),
         ("choose one of q4_0", {"draft_quant": "f12"}),

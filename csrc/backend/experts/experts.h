@@ -107,9 +107,6 @@ struct HostBytes {
     Unpinned why;
 };
 
-// A way in which a model drafts for itself: not at all, with low-bit copies of its experts, or with those in slots.
-enum class DraftPass { none, copies, residents };
-
 struct SlotStats {
     int    n_slots;    // slots allocated
     int    n_resident; // experts in these slots
@@ -190,10 +187,10 @@ class Experts {
     virtual size_t draft_copy_bytes(const std::string & type) const = 0;
     // Returns the device memory of the copies; 0 without them.
     virtual size_t draft_bytes() const = 0;
-    // Sets how graphs with experts are computed from now on. In a draft pass they are computed wholly on the device,
+    // Switches draft passes on or off. In one, graphs with experts are computed with the copies, wholly on the device,
     // and leave the demand and its counters alone: set_counting(), take_demand() and routes() are about the draft's
-    // choices then. Throws InputError for DraftPass::copies without copies, and for layers on several devices.
-    virtual void set_draft_pass(DraftPass pass) = 0;
+    // choices then. Throws InputError without copies.
+    virtual void set_draft_pass(bool on) = 0;
 
     // Switches whether decodes count as demand from now on. It is off while a prompt is read and while the library
     // warms up.

@@ -205,15 +205,12 @@ size_t ModelExperts::draft_bytes() const {
     return copies_ ? copies_->bytes() : 0;
 }
 
-void ModelExperts::set_draft_pass(DraftPass pass) {
+void ModelExperts::set_draft_pass(bool on) {
     const std::lock_guard lock(mutex_);
-    if (pass != DraftPass::none) {
-        check_one_device_locked();
-    }
-    if (pass == DraftPass::copies && !copies_) {
+    if (on && !copies_) {
         throw InputError("a draft pass needs low-bit copies of the experts: attach them first");
     }
-    draft_pass_ = pass;
+    draft_pass_ = on;
 }
 
 std::shared_ptr<const DraftCopies> ModelExperts::draft_copies() const {

@@ -53,7 +53,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                attach_draft_copies(const std::string & type, int n_threads) override;
     size_t              draft_copy_bytes(const std::string & type) const override;
     size_t              draft_bytes() const override;
-    void                set_draft_pass(DraftPass pass) override;
+    void                set_draft_pass(bool on) override;
     void                set_counting(bool counting) override { counter().set_counting(counting); }
     int                 take_demand(int32_t * counts) override;
     std::pair<int, int> routes(std::vector<int32_t> & ids) const override;
@@ -115,7 +115,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     Snapshot snapshot(int il) const;
     int      pool_of(int il) const;
 
-    DraftPass draft_pass() const { return draft_pass_; }
+    bool draft_pass() const { return draft_pass_; }
     // Returns the low-bit copies; null without them.
     std::shared_ptr<const DraftCopies> draft_copies() const;
 
@@ -171,8 +171,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::vector<const ggml_tensor *> weights() const; // of all layers; throws InputError if there are none
 
     // Returns the counter of the pass that is on.
-    const DemandCounter & counter() const { return draft_pass_ == DraftPass::none ? demand : draft_demand; }
-    DemandCounter &       counter() { return draft_pass_ == DraftPass::none ? demand : draft_demand; }
+    const DemandCounter & counter() const { return draft_pass_ ? draft_demand : demand; }
+    DemandCounter &       counter() { return draft_pass_ ? draft_demand : demand; }
 
     // Returns the part of a layer's device. Parts live as long as this object.
     ExpertsPart & part_of(int il) const;
@@ -206,7 +206,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::atomic<bool>                  paged_{false};
     std::atomic<Unpinned>              unpinned_{Unpinned::none};
     std::shared_ptr<const DraftCopies> copies_;
-    std::atomic<DraftPass>             draft_pass_{DraftPass::none};
+    std::atomic<bool>                  draft_pass_{false};
     uint64_t                           storage_generation_ = 0; // of the storage of all parts
     std::atomic<Miss>                  miss_{Miss::cpu};
     bool                               most_recent_ = false;

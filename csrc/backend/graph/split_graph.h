@@ -136,10 +136,6 @@ struct SplitBlock {
     std::weak_ptr<const DraftCopies> draft_copies;
     ggml_context_ptr                 draft_ctx;
     Part                             draft_nodes;
-    // A draft pass with resident experts: the dense nodes up to this block, with two more behind the router's product.
-    ggml_context_ptr         resident_ctx;
-    Part                     resident_before;
-    std::unique_ptr<Chooser> chooser;
 
     // Prefill streaming: the lookups ahead of the block's turns, and the turns.
     ggml_context_ptr           turn_ctx;

@@ -23,7 +23,7 @@ bool runs_in_turns(const SplitGraph & g) {
 
 SplitStream::SplitStream(ggml_backend_dev_t device)
     : stream_(device), graphs_(stream_), host_(stream_.capabilities().shares_host_cores), device_(stream_),
-      loader_(stream_), turns_(stream_), residents_(stream_) {}
+      loader_(stream_), turns_(stream_) {}
 
 SplitStream::~SplitStream() {
     synchronize();
@@ -52,7 +52,6 @@ void SplitStream::finish_queued() {
     turns_.end();
     turns_.note_tails();
     count_late();
-    residents_.count();
 }
 
 bool SplitStream::plan(const ggml_cgraph * graph) {
@@ -93,7 +92,7 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     if (found->blocks.empty()) {
         return stream_.launch(found->tail, graph);
     }
-    if (found->blocks.front()->experts->draft_pass() != DraftPass::none) {
+    if (found->blocks.front()->experts->draft_pass()) {
         return run_draft(*found, graph);
     }
     bool turns = turns_.use(*found, graphs_.scratch());

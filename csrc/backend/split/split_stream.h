@@ -33,7 +33,6 @@
 #include "backend/split/hand_off.h"
 #include "backend/split/host_part.h"
 #include "backend/split/miss_loader.h"
-#include "backend/split/resident_draft.h"
 #include "backend/stream/compute_stream.h"
 #include "backend/stream/graph_cache.h"
 
@@ -97,7 +96,6 @@ class SplitStream {
     ggml_status run_draft(SplitGraph & g, const ggml_cgraph * graph);
     ggml_status run_on_copies(SplitBlock & b, const std::shared_ptr<const DraftCopies> & copies,
                               const ggml_cgraph * graph, bool counts);
-    ggml_status run_on_residents(SplitBlock & b, const Staging & s, const ggml_cgraph * graph, bool counts);
     void        run_blocks(Course & course, bool until_job = false);
     void        run_ahead(Course & course);
     ggml_status serve_jobs(HostJob & last);
@@ -130,7 +128,6 @@ class SplitStream {
     DevicePart    device_;
     MissLoader    loader_;
     PrefillRunner turns_;
-    ResidentDraft residents_;
     HandOff       jobs_;
 
     const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: this context has no tap

@@ -38,12 +38,11 @@ DRAFT_TYPES = (
     "ngram-mod",
     "ngram-cache",
     "self",
-    "self-resident",
 )
 """llama.cpp's names of the ways to draft, and those in which the target itself drafts.
 
 Those called draft-… need a draft model. draft-mtp can also use the target's own extra layers. With "self",
-the target drafts with low-bit copies of its experts, and with "self-resident" with those in slots.
+the target drafts with low-bit copies of its experts.
 """
 
 GOVERNORS = ("roofline", "fixed")
@@ -305,8 +304,8 @@ class EngineConfig(ContextConfig):
             raise InputError("lookahead loads while a step runs, which --deterministic excludes")
 
     def _check_draft(self) -> None:
-        if len(self.draft_types) > 1 and (own := {"self", "self-resident"} & {*self.draft_types}):
-            raise InputError(f"draft-type {min(own)} cannot be used together with others: name it alone")
+        if len(self.draft_types) > 1 and "self" in self.draft_types:
+            raise InputError("draft-type self cannot be used together with others: name it alone")
         if self.draft_length is not None and self.draft_max is not None:
             raise InputError("draft_length is every draft's, draft_max the longest one's: give one of them")
         if self.governor == "roofline" and self.draft_length is not None:
@@ -354,7 +353,7 @@ class EngineConfig(ContextConfig):
     @property
     def drafts_itself(self) -> bool:
         """True if the target drafts for itself."""
-        return self.draft_types in (("self",), ("self-resident",))
+        return self.draft_types == ("self",)
 
     @property
     def unused_options(self) -> str:

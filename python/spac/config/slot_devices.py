@@ -37,8 +37,8 @@ def check(
         raise InputError(
             f"slot_layers has {len(layers)} numbers for {len(devices)} devices: give one for each"
         )
-    if devices and (own := {"self", "self-resident"} & {*draft_types}):
+    if devices and "self" in draft_types:
         raise InputError(
-            f"draft-type {min(own)} needs all experts on the main device: choose another, or leave out "
+            "draft-type self needs all experts on the main device: choose another, or leave out "
             "--slot-devices"
         )

@@ -51,20 +51,15 @@ def attach_copies(config: EngineConfig, pair: ModelPair) -> list[str]:
     if not config.drafts_itself:
         return []
     experts, device, name = pair.experts, pair.device, Path(config.target).name
-    kind = f"draft-type {config.draft_types[0]}"
     if experts is None or device is None:
-        raise InputError(f"{kind} needs experts on a device, and {name} has none: choose another")
+        raise InputError(f"draft-type self needs experts on a device, and {name} has none: choose another")
     if len(experts.devices) > 1:
         raise InputError(
-            f"{kind} needs all experts on one device, and {name} is on {pair.device_names}: choose another, "
+            f"draft-type self needs all experts on one device, and {name} is on {pair.device_names}: choose another, "
             "or --split-mode none"
         )
     if pair.target.has_window and not config.swa_full:
-        raise InputError(f"{kind} goes back in the cache, and {name} has a window: add --swa-full")
-    if config.draft_types == ("self-resident",):
-        if not device.reads_masks:
-            raise InputError(f"{kind} needs kernels that {device.name} does not have: choose another")
-        return []
+        raise InputError(f"draft-type self goes back in the cache, and {name} has a window: add --swa-full")
     needed, free = experts.draft_copy_bytes(config.draft_quant), device.memory.free
     if not experts.draft_bytes:
         try:
