@@ -98,7 +98,6 @@ def session_step(view: View, rng: np.random.Generator) -> SimpleNamespace:
     work["wait_ns"] = 1e5 * rng.lognormal(0, 0.1, view.n_layer)
     return SimpleNamespace(
         demand=view.demand, layer_costs=work, n_drafted=view.n_drafted, n_verified=view.n_verified,
-        confidences=(),
         n_accepted=view.n_accepted, draft_ns=5_000_000, verify_ns=20_000_000, sample_ns=200_000,
         upload_bytes=3 * EXPERT_BYTES, upload_ns=700_000,
     )  # fmt: skip

@@ -108,8 +108,7 @@ std::unique_ptr<PySession> make_session(const py::object & target_ctx, const py:
                                         std::shared_ptr<spac::Experts> experts, py::object owner,
                                         std::shared_ptr<spac::Trace>     trace,
                                         std::shared_ptr<spac::Experts>   draft_experts,
-                                        std::shared_ptr<spac::Projector> projector,
-                                        const py::kwargs & keywords) {
+                                        std::shared_ptr<spac::Projector> projector, const py::kwargs & keywords) {
     spac::SessionConfig config;
     config.target_ctx = context_pointer(target_ctx, "target_ctx");
     config.draft_ctx  = context_pointer(draft_ctx, "draft_ctx");

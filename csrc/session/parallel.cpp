@@ -35,7 +35,7 @@ ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
         for (int i = 0; i < n_seq; ++i) {
             targets.push_back(&places[static_cast<size_t>(i)].target);
         }
-        drafts    = std::make_unique<ParallelDrafts>(config.draft, targets, static_cast<llama_context *>(config.draft_ctx),
+        drafts = std::make_unique<ParallelDrafts>(config.draft, targets, static_cast<llama_context *>(config.draft_ctx),
                                                   interrupt);
         draft_max = config.draft.n_max;
     }

@@ -30,11 +30,11 @@ class Cancelled : public Error {
 
 // Settings of drafting. Names and defaults are llama.cpp's.
 struct DraftConfig {
-    std::vector<std::string> types;                // as in draft_types(); empty or "none": no speculation
-    int                      n_max        = 16;    // the longest draft, and the draft length at first
-    int                      n_min        = 0;     // shorter drafts are not used
-    float                    p_min        = 0;     // a draft model stops at a token with a lower probability
-    int                      ngram_size_n = 12;    // ngram-simple, ngram-map-*: tokens to look up
+    std::vector<std::string> types;             // as in draft_types(); empty or "none": no speculation
+    int                      n_max        = 16; // the longest draft, and the draft length at first
+    int                      n_min        = 0;  // shorter drafts are not used
+    float                    p_min        = 0;  // a draft model stops at a token with a lower probability
+    int                      ngram_size_n = 12; // ngram-simple, ngram-map-*: tokens to look up
     int                      ngram_size_m = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
     int                      ngram_min_hits    = 1;
     int                      ngram_mod_n_match = 24;
@@ -120,10 +120,10 @@ struct Step {
     int                  n_accepted = 0; // draft tokens that were accepted
     int                  n_verified = 0; // tokens in the verification batch: n_drafted + 1
     int                  n_steps    = 0; // steps of the call; 0 if there was no place for one
-    int64_t            draft_ns  = 0;
-    int64_t            verify_ns = 0;
-    int64_t            sample_ns = 0;
-    StopReason         reason    = StopReason::none;
+    int64_t              draft_ns   = 0;
+    int64_t              verify_ns  = 0;
+    int64_t              sample_ns  = 0;
+    StopReason           reason     = StopReason::none;
     // demand[n_layer * n_expert] of this verification. It is in the session's one buffer, which the next step
     // overwrites. Null without experts.
     std::shared_ptr<const std::vector<int32_t>> demand;

@@ -50,15 +50,15 @@ struct Session::Impl {
     bool                               has_begun = false; // true if the speculator knows of the prompt
     bool                               has_tail  = false; // true if the experts have noted the prompt's last routes
 
-    llama_tokens               drafted;
-    Step                       result;
-    std::atomic<int>           draft_length{0};
-    int                        draft_max       = 0;
-    int                        checkpoint_step = 0;
-    int                        n_reused        = 0;
-    int                        small_graph     = 0; // tokens of the target's graphs when the session was made
-    int                        graph           = 0; // tokens of the next graph of the current prompt
-    int failed_graph = 0; // tokens of the smallest graph that had no memory in this prompt; 0: none
+    llama_tokens     drafted;
+    Step             result;
+    std::atomic<int> draft_length{0};
+    int              draft_max       = 0;
+    int              checkpoint_step = 0;
+    int              n_reused        = 0;
+    int              small_graph     = 0; // tokens of the target's graphs when the session was made
+    int              graph           = 0; // tokens of the next graph of the current prompt
+    int              failed_graph    = 0; // tokens of the smallest graph that had no memory in this prompt; 0: none
 };
 
 } // namespace spac

@@ -91,7 +91,7 @@ class Speculator {
     bool                                        stepwise_     = false; // true for "draft-simple" alone
     int                                         n_max_        = 0;
     RouteLog                                    routes_;
-    std::optional<SelfDraft>                    self_;        // set if the target drafts for itself
+    std::optional<SelfDraft>                    self_; // set if the target drafts for itself
     common_speculative_ptr                      spec_;
 };
 

@@ -23,7 +23,7 @@ from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.reader import IDLE_S
 from spac.engine.session_events import Events
 from spac.errors import Cancelled, InputError
-from spac.governor import BatchGovernor, BatchLengths, Governor
+from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
 from spac.stats import Meter
 
@@ -371,7 +371,7 @@ def open_batch(
     between: BetweenSteps,
     before_join: Callable[[], object],
     alone: Callable[[], Governor | None],
-    several: Callable[[], BatchLengths],
+    several: Callable[[], Governor],
     graphs: PromptGraphs | None,
 ) -> Batch:
     """Return a batch on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.

@@ -55,8 +55,8 @@ def attach_copies(config: EngineConfig, pair: ModelPair) -> list[str]:
         raise InputError(f"draft-type self needs experts on a device, and {name} has none: choose another")
     if len(experts.devices) > 1:
         raise InputError(
-            f"draft-type self needs all experts on one device, and {name} is on {pair.device_names}: choose another, "
-            "or --split-mode none"
+            f"draft-type self needs all experts on one device, and {name} is on {pair.device_names}: "
+            "choose another, or --split-mode none"
         )
     if pair.target.has_window and not config.swa_full:
         raise InputError(f"draft-type self goes back in the cache, and {name} has a window: add --swa-full")

@@ -7,19 +7,19 @@ from spac.config import EngineConfig
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.session_events import Events
 from spac.errors import InputError
-from spac.governor import BatchLengths, DraftLengthController, FixedGovernor, Governor, RooflineGovernor
+from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
 from spac.machine.arrays import BoolArray, Float64Array
 from spac.model.pair import ModelPair
 
 
 class DraftLengths:
-    """The governor of one generation at a time, and what chooses the lengths of several."""
+    """The governor of an engine, and the fixed length that may replace it."""
 
     def __init__(
         self, config: EngineConfig, pair: ModelPair, expert_cache: ExpertCache, events: Events
     ) -> None:
         """Choose a governor as the configuration asks for it. `events` has the scheduler."""
-        self._config, self._pair, self._experts, self._events = config, pair, pair.experts, events
+        self._config, self._experts, self._events = config, pair.experts, events
         self.configured = self._choose(expert_cache)
         """The configuration's governor; None without speculation."""
         self.governor = self.configured
@@ -55,12 +55,10 @@ class DraftLengths:
             foreseen=self._window_misses,
         )
 
-    def of_several(self) -> BatchLengths:
-        """Return what chooses the draft lengths of several sequences, as the configuration asks for it."""
-        return BatchLengths(
-            self._config.longest_draft, self._pair.n_sequences, shortest=self._config.draft_min,
-            budget_s=self._budget_s, resident=None if self._experts is None else self._resident,
-        )  # fmt: skip
+    def of_several(self) -> Governor:
+        """Return a new governor for one number of sequences at once. It learns all times from their steps."""
+        config = self._config
+        return RooflineGovernor(config.longest_draft, shortest=config.draft_min, budget_s=self._budget_s)
 
     def controller(self, session: _core.Session) -> DraftLengthController | None:
         """Return a draft-length controller for one generation by `session`, or None without speculation."""

@@ -5,7 +5,6 @@ A governor keeps it fixed, or solves MoE-SpeQ's Amortization Roofline online.
 
 from spac.governor.base import FixedGovernor, Governor
 from spac.governor.batch import BatchGovernor
-from spac.governor.batch_lengths import BatchLengths
 from spac.governor.controller import DraftLengthController
 from spac.governor.roofline import RooflineGovernor
 
@@ -13,7 +12,6 @@ Pace = DraftLengthController  # its name until 0.2
 
 __all__ = [
     "BatchGovernor",
-    "BatchLengths",
     "DraftLengthController",
     "FixedGovernor",
     "Governor",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from spac.machine.arrays import BoolArray, Float64Array, Int32Array
+from spac.machine.arrays import Float64Array
 
 _STEPS = 48  # steps over which an observation loses two thirds of its weight, because the text changes
 _TRIALS = 256  # trials of a position over which the long memory loses as much, for positions seldom tried
 _PRIOR = 3.0  # weight of a prior, in trials; a few trials of the position itself outweigh it
-_SHARED = 6.0  # weight of all sequences' rates for one of them, in trials
 _RECENT = 8  # steps of the window that is compared with expectations, so that a change shows soon
 _SURPRISE = 3.0  # standard deviations at which the old evidence no longer holds; chance seldom reaches it
 _FORGET = 8.0  # factor by which the old evidence then loses weight
@@ -97,75 +94,6 @@ class Rate:
         self._recent = [value * scale for value in self._recent]
         self._recent_trials = [value * scale for value in self._recent_trials]
         self._weight = 1.0
-
-
-def rates_of(agreed: BoolArray, longest: int) -> Rate:
-    """Return the acceptance that drafts of `longest` tokens would have shown on a text.
-
-    agreed: bool [T], True for each token that the draft would have proposed in its place.
-    """
-    rates, places = Rate(longest, 0.7), np.flatnonzero(~agreed)
-    first = 0
-    while first < len(agreed):
-        end = int(places[places >= first][0]) if (places >= first).any() else len(agreed)
-        n = min(end - first, longest)
-        rates.observe(n, n < longest and end < len(agreed))
-        first += n + 1
-    return rates
-
-
-class SequenceRates:
-    """Estimates the rates of several sequences: acceptance, and going on to the next position.
-
-    The rates of all sequences together are the prior of each.
-    """
-
-    def __init__(self, longest: int, n_places: int) -> None:
-        """Start without evidence. longest: K. n_places: the most sequences."""
-        self.all_accept, self.all_go_on = Rate(longest, 0.7), Rate(longest, 1.0)
-        self._rows: dict[int, int] = {}
-        self._n = n_places
-        # Successes and trials of (acceptance, going on), float64 [2, sequences, K].
-        self._success = np.zeros((2, n_places, longest))
-        self._trials = np.zeros_like(self._success)
-
-    def resume(self, accept: Rate) -> None:
-        """Go on after a pause, in which a text showed the acceptance of all sequences."""
-        self.all_accept = accept
-        self._rows.clear()
-
-    def rows(self, ids: Sequence[int]) -> list[int]:
-        """Return the rows of sequences. A new one takes the row of one that has left."""
-        for new in [each for each in ids if each not in self._rows]:
-            wanted = set(ids)
-            free = set(range(self._n)) - set(self._rows.values())
-            row = free.pop() if free else next(self._rows.pop(i) for i in list(self._rows) if i not in wanted)
-            self._rows[new] = row
-            self._success[:, row] = self._trials[:, row] = 0.0
-        return [self._rows[each] for each in ids]
-
-    def observe(
-        self, rows: Sequence[int], asked: Int32Array, drafted: Int32Array, accepted: Int32Array
-    ) -> bool:
-        """Learn from drafts, int [S] each. Return True if the earlier rates no longer explain them."""
-        surprised = False
-        for k, n, good in zip(asked.tolist(), drafted.tolist(), accepted.tolist(), strict=True):
-            surprised |= self.all_go_on.observe(n, n < k)
-            surprised |= n > 0 and self.all_accept.observe(good, good < n)
-        places = np.arange(self._success.shape[2])
-        success = np.stack((accepted, drafted))[:, :, None]
-        tried = np.stack((np.minimum(accepted + 1, drafted), np.minimum(drafted + 1, asked)))[:, :, None]
-        self._success[:, rows] = self._success[:, rows] * (1 - 1 / _STEPS) + (places < success)
-        self._trials[:, rows] = self._trials[:, rows] * (1 - 1 / _STEPS) + (places < tried)
-        return surprised
-
-    def estimate(self, rows: Sequence[int]) -> tuple[Float64Array, Float64Array, Float64Array]:
-        """Return acceptance, going on and the trials behind the acceptance, float64 [S, K] each."""
-        accept, trials = self.all_accept.estimate()
-        prior = np.stack((accept, self.all_go_on.estimate()[0]))[:, None, :]
-        weight = self._trials[:, rows]
-        rates = (self._success[:, rows] + _SHARED * prior) / (weight + _SHARED)
-        return rates[0], rates[1], np.minimum(trials, _SHARED) + weight[0]
 
 
 def optimistic(rates: Float64Array, trials: Float64Array, hope: Float64Array) -> Float64Array:
