@@ -3,9 +3,8 @@
 The operator is mul_mat_id over eight experts of 768 x 2048. Each expert is used by 1 to 8 tokens and read
 from memory: the experts change from run to run, and all 128 of them hardly fit into a cache. spac's kernels
 (csrc/kernels) and ggml's own run in turns, in one process. spac computes with the ways that it has measured
-to be the fastest on this machine (spac.model.kernels), unless SPAC_CPU_KERNELS fixes one. Times are medians.
-The ratio is the median of the pairs' ratios. --kinds names types, --threads sets the number of threads, --out
-writes the figures as JSON.
+to be the fastest on this machine (spac.model.kernels). Times are medians. The ratio is the median of the
+pairs' ratios. --kinds names types, --threads sets the number of threads, --out writes the figures as JSON.
 """
 
 from __future__ import annotations

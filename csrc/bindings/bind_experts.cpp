@@ -263,13 +263,6 @@ void bind_experts(py::module_ & m) {
         .def("set_staged_tokens", at_home(&Experts::set_staged_tokens), py::arg("n_most"), Release())
         .def("set_miss", &set_miss, py::arg("how"), py::arg("most_recent") = false)
         .def("set_miss_costs", &set_miss_costs, py::arg("costs"))
-        .def(
-            "return_to_file",
-            [](Experts & experts, const std::vector<int> & layers, bool dense) {
-                experts.home.check("the handle on the experts");
-                return without_gil([&] { return experts.return_to_file(layers, dense); });
-            },
-            py::arg("layers"), py::arg("dense"))
         .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {
             experts.home.check("the handle on the experts");

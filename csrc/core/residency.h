@@ -95,7 +95,6 @@ class Residency {
 
     // Returns true if the last begin() had nothing left to do for the plan in force, and nothing is under way.
     bool                        settled() const { return settled_ && n_loading_ == 0; }
-    bool                        is_loading() const { return n_loading_ > 0; } // a copy may be under way
     std::shared_ptr<const Mask> mask(int layer) const { return masks_[layer]; }
     const SlotTable &           table() const { return table_; }
     // Returns the place where slots come back. A thread that waits on it has to keep it, because it outlives this

@@ -128,7 +128,7 @@ void multiply(const Operator & it, int64_t matrix, int64_t begin, int64_t end) {
     const int64_t  n_inputs = it.n_inputs(matrix);
     const int64_t  block    = n_inputs > at_once ? cached : end - begin;
     const Kernel & kernel   = trusted_kernel(it.type());
-    const Ways     chosen   = ways(it.type());
+    const Choice   chosen   = choice(it.type());
     for (int64_t row = begin; row < end; row += block) {
         for (int64_t first = 0; first < n_inputs; first += at_once) {
             const int64_t n = std::min(at_once, n_inputs - first);
@@ -145,8 +145,7 @@ void multiply(const Operator & it, int64_t matrix, int64_t begin, int64_t end) {
                                input,
                                result,
                                n};
-            const Dot  dot =
-                kernel.dot[static_cast<size_t>(chosen[static_cast<size_t>(std::min<int64_t>(n, max_inputs) - 1)])];
+            const Dot  dot  = kernel.dot[static_cast<size_t>(n == 1 ? chosen.one : chosen.several)];
             if (!computes(dot, rows)) {
                 multiply_by_pairs(rows, it.type());
             }

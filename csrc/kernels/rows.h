@@ -52,24 +52,23 @@ std::vector<std::string> trusted_kernel_names();
 // Returns the ggml_type of a name, or -1 if there is no kernel for it.
 int type_named(const std::string & name);
 
-// The fastest way depends on the processor, on the type of weights and on the number of rows of input: 1 to 8; more are
-// like 8. Choices hold for the whole process. Until a choice is made for a type, the widest way is used, and ggml's for
-// one row of input where the widest has 256 bits.
-constexpr int max_inputs = 8;
-using Ways               = std::array<Way, max_inputs>; // for 1 to max_inputs rows of input
-Ways ways(int type);
-
-// The numbers of rows of input for which the ways also compute dense matrices where ggml has kernels of its own for
-// these (dense.h).
-using DenseRows = std::array<bool, max_inputs>;
-// Returns true if the ways compute dense matrices with so many rows of input: always where ggml has no kernels of its
-// own, never where the results of these are others. Until a choice is made, ggml's kernels are used.
+// The ways in use for a type of weights. The fastest one depends on the processor and on the type, and a measurement
+// finds it (trial.h). Choices hold for the whole process. Until one is made for a type, the widest way is used, and
+// ggml's for one row of input where the widest has 256 bits.
+struct Choice {
+    Way one = Way::ggml, several = Way::ggml; // for one row of input, and for more
+    // The way for several rows also computes dense matrices where ggml has kernels of its own for these, whose results
+    // are the same (dense.h).
+    bool dense = false;
+};
+Choice choice(int type);
+void   choose(int type, Choice wanted); // a way that is not trusted becomes ggml's
+// Returns true if the chosen way computes dense matrices with so many rows of input: always where ggml has no kernels
+// of its own, never where the results of these are others.
 bool computes_dense(int type, int64_t n_inputs);
 
-void choose(int type, const Ways & ways, const DenseRows & dense); // a way that is not trusted becomes ggml's
-
-// Switches kernels on or off for the whole process. At first SPAC_CPU_KERNELS decides; without it they are on. When
-// they are off, ggml computes every pair.
+// Switches kernels on or off for the whole process. They are on at first, unless SPAC_CPU_KERNELS is 0. When they are
+// off, ggml computes every pair.
 void enable(bool on);
 bool enabled();
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 
 from spac.machine.arrays import Float32Array, Int32Array
 
@@ -36,15 +35,15 @@ def set_cpu_kernels(on: bool) -> None:
 
 def time_cpu_kernels(
     types: list[str], threads: int, seconds: float
-) -> tuple[dict[str, dict[str, list[float]]], float]:
+) -> tuple[dict[str, dict[str, tuple[float, float]]], float]:
     """Measure the ways to compute with weights of these types, in turns, with so many threads at once.
 
     The ways are "ggml" (llama.cpp's own functions), "256" and "512" (spac's, by the bits of a vector). A way
     is missing if this CPU lacks it or if its results are not ggml's. "dense" has ggml's kernels for dense
-    matrices and 2 to 8 rows, if their results are the same; its first entry is 0. By type and way, the
-    function returns the seconds (medians) that a thread takes for the same weights with 1 to 8 rows of input.
-    The second item is the share of the time for which the threads really ran. It is less than 1 where other
-    programs had the cores. A type takes about `seconds`. Raise InputError for a type that has no kernels.
+    matrices, if their results are the same; its first entry is 0. By type and way, the function returns the
+    seconds (medians) that a thread takes for the same weights with one row of input and with four. The second
+    item is the share of the time for which the threads really ran. It is less than 1 where other programs had
+    the cores. A type takes about `seconds`. Raise InputError for a type that has no kernels.
     """
 
 def cpu_kernels_trial_bytes(type: str) -> int:
@@ -53,47 +52,17 @@ def cpu_kernels_trial_bytes(type: str) -> int:
     Raise InputError for a type that has no kernels.
     """
 
-def choose_cpu_kernels(type: str, ways: list[str], dense: list[bool] = ...) -> None:
-    """Set the way to compute for 1 to 8 rows of input, for the whole process; more rows are like 8.
+def choose_cpu_kernels(type: str, one: str, several: str, dense: bool) -> None:
+    """Set the ways to compute for one row of input and for several, for the whole process.
 
-    ggml's way replaces one that is missing. `dense` has the numbers of rows for which these ways compute
-    dense matrices too, where ggml has other kernels with the same results; an empty list means none.
-    SPAC_CPU_KERNELS=256 and 512 take precedence. Raise InputError for unknown names and for another number of
-    ways than 8.
+    ggml's way replaces one that is missing. With `dense`, the way for several rows computes dense matrices
+    too, where ggml has other kernels with the same results. Raise InputError for unknown names.
     """
 
-def chosen_cpu_kernels(type: str) -> list[str]:
-    """Return the ways to compute for 1 to 8 rows of input; raise InputError for a type without kernels."""
+def chosen_cpu_kernels(type: str) -> tuple[str, str, bool]:
+    """Return the ways for one row of input and for several, and True if the latter computes dense matrices.
 
-def chosen_dense_cpu_kernels(type: str) -> list[bool]:
-    """Return for 1 to 8 rows of input if the chosen ways compute dense matrices, and not ggml's kernels."""
-
-def repackable_cpu_types(types: list[str]) -> list[str]:
-    """Return the types among these that llama.cpp has repacked kernels for on this CPU."""
-
-def quantized_cpu_types(types: list[str]) -> list[str]:
-    """Return the types among these that `time_repacking` can measure."""
-
-def time_repacking(
-    types: list[str], threads: int, seconds: float
-) -> tuple[dict[str, dict[str, list[float]]], float]:
-    """Measure llama.cpp's CPU backend with plain and with repacked weights of these types, in turns.
-
-    By type and form ("plain", and "repacked" where llama.cpp can repack the type on this CPU), the function
-    returns four numbers: seconds (medians) for each token and each gigabyte (1e9 bytes) of weights that it is
-    multiplied with. They are those of experts for one token, of experts for a prompt of 64 tokens, of dense
-    matrices for one token, and of dense matrices for such a prompt. The second item is the share of the time
-    for which the threads really ran. A type takes about `seconds`, and the time to make and to repack some
-    100 MB of weights. Raise InputError for a type that is not quantized.
-    """
-
-def time_threads(type: str, threads: list[int], seconds: float) -> tuple[list[float], float]:
-    """Measure products of one token with experts of this type, for each number of threads in turns.
-
-    The experts come from memory. The first item has the seconds (medians) of each number of threads, for the
-    same work. The second item is the smallest share of the time for which the threads really ran. It is less
-    than 1 where other programs had the cores. The measurement takes about `seconds`. Raise InputError for a
-    type that is not quantized and for fewer than 1 thread.
+    Raise InputError for a type without kernels.
     """
 
 def system_info() -> str:
@@ -734,15 +703,6 @@ class Experts:
         """
     def set_miss_costs(self, costs: Sequence[tuple[float, float, float, float, float, float]]) -> None:
         """Set the costs of every pool for "divide", in nanoseconds, as `experts_over_link` takes them."""
-    def return_to_file(self, layers: Sequence[int], dense: bool) -> int:
-        """Give host memory back that the system cannot drop itself, and return its bytes.
-
-        This memory holds copies of files on huge pages, or is pinned. Given back are the experts of `layers`,
-        which should be whole on the device, and with `dense` what lies between the experts of copies that are
-        not pinned. The file is mapped there instead, so the weights stay the same, and what is read comes
-        from the file. Call it between graphs. Return 0 if there is no such memory, or if it is pinned and
-        copies to the slots are under way. Raise InputError for a layer that does not exist.
-        """
     def set_tail_tokens(self, n_tokens: int) -> None:
         """Note the routes of the last `n_tokens` tokens of each graph that does not count, until it is 0.
 
@@ -782,45 +742,15 @@ class HostBytes:
     def why(self) -> str:
         """The reason why a part that could be pinned is not: "off", "limit", "refused", or "" for none."""
 
-HUGE_PAGE: int
-"""The size of a huge page in bytes: 2 MB."""
-
-class Region(Buffer):
-    """Read-only memory that begins at a multiple of 2 MB, and is freed with the object."""
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def huge_bytes(self) -> int:
-        """The number of bytes that are on huge pages now."""
-
 class HugeCopies:
     """A copier of a model's files to huge pages, with so many threads.
 
-    The properties describe all files together. With `drop_cache`, the system's cache of the copied data is
-    dropped. A copy that would take longer than `most_seconds` (0: no limit) of the threads' processor time is
-    given up. A page's first touch that takes longer than `stall_page_ns` is a stall. The rest goes to small
-    pages when stalls take more than `stall_total_ns` together and the system has compacted memory
-    `stall_compactions` times meanwhile. `progress` gets the bytes copied so far. When it returns False or
-    raises, the copying stops. Pages lie in the memories of these NUMA `nodes` by turns, if the system allows
-    it. Without `nodes`, they lie in the memory of the thread that copies.
+    The properties describe all files together. `progress` gets the bytes copied so far. When it returns False
+    or raises, the copying stops. Pages lie in the memories of these NUMA `nodes` by turns, if the system
+    allows it. Without nodes, they lie in the memory of the thread that copies.
     """
 
-    def __init__(
-        self,
-        n_threads: int,
-        drop_cache: bool,
-        most_seconds: float,
-        stall_page_ns: int,
-        stall_total_ns: int,
-        stall_compactions: int,
-        progress: Callable[[int], bool] | None = None,
-        nodes: list[int] = ...,
-    ) -> None: ...
-    def copy(self, fd: int, n_bytes: int) -> Region:
-        """Copy the first bytes of a file; return an empty region where that fails."""
+    def __init__(self, n_threads: int, nodes: list[int], progress: Callable[[int], bool]) -> None: ...
     @property
     def bytes(self) -> int: ...
     @property
@@ -829,43 +759,11 @@ class HugeCopies:
     @property
     def seconds(self) -> float: ...
     @property
-    def stalled(self) -> bool:
-        """True if the rest went to small pages."""
-    @property
-    def stopped(self) -> bool:
-        """True if progress stopped the copying."""
-    @property
     def failure(self) -> str:
         """The reason why a file was not copied, or "" if none failed."""
     @property
     def error(self) -> BaseException | None:
         """The exception that progress raised."""
-
-class ReadRates:
-    """The rates at which a file's mapping and its copy on huge pages are read, in GB/s."""
-
-    @property
-    def mapped_gb_s(self) -> float: ...
-    @property
-    def huge_gb_s(self) -> float: ...
-    @property
-    def gain(self) -> float:
-        """The speed of reading the copy over the speed of reading the mapping."""
-    @property
-    def copy_gb_s(self) -> float:
-        """The rate at which the copy was made."""
-    @property
-    def bytes(self) -> int:
-        """The number of bytes that were read each time."""
-    @property
-    def huge_bytes(self) -> int:
-        """The number of bytes of the copy that were on huge pages."""
-
-def measure_read_rates(fd: int, n_bytes: int, n_threads: int) -> ReadRates:
-    """Read samples of a file, about so many bytes together, from its mapping and from a copy in turns.
-
-    Raise InputError for a file that is too small or cannot be mapped, and OutOfMemoryError.
-    """
 
 class LoadScope:
     """A `with` block that puts the experts of models loaded in it, on this thread, in `experts`.

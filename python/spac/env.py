@@ -257,13 +257,11 @@ UPLOAD_THREADS = Number(
     "leaves this to the GPU's driver. If it is not set, the best number is measured at the first such copy, "
     "and the simulated device has none.",
 )
-CPU_KERNELS = Choice(
+CPU_KERNELS = Switch(
     "SPAC_CPU_KERNELS",
-    ("0", "1", "256", "512"),
-    "The CPU's kernels. 1 takes the fastest of llama.cpp's functions and spac's kernels of 256 and 512 "
-    "bits, for each type of weights and number of tokens. This is measured once per machine. 256 and 512 "
-    "take spac's kernels of that width. 0 takes llama.cpp's functions. If it is not set, it is 1. The "
-    "results are the same.",
+    "The CPU's kernels. 1 takes the faster of llama.cpp's functions and spac's kernels, for each type of "
+    "weights. This is measured once per machine. 0 takes llama.cpp's functions. If it is not set, it is 1. "
+    "The results are the same.",
 )
 CPU_VARIANT = Choice(
     "SPAC_CPU_VARIANT",

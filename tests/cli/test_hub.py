@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +20,6 @@ from spac.model.device_room import device_room
 from spac.model.gguf.check import check_model
 from spac.model.hub.names import Name
 from spac.model.kept_times import Key
-from spac.model.repacking import read_bytes
-from spac.model.threads import candidates
 from tests.cli.conftest import environment
 from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
@@ -192,18 +191,23 @@ def quantized(tiny_model):
     return check_model(tiny_model("qwen3moe", types={"*_exps": kinds[0].upper()})), kinds[0]
 
 
+def test_what_a_token_reads():
+    types = {"types": {"Q4_K": 900, "Q6_K": 100}, "expert_types": {"Q4_K": 800}, "table_types": {"Q6_K": 30}}
+    info = SimpleNamespace(**types, n_expert=8, n_expert_used=2)
+    assert expected_speed.read_bytes(info) == {"Q4_K": 200 + 100, "Q6_K": 70}
+
+
 def test_a_speed_from_other_models_runs(quantized, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     info, kind = quantized
     monkeypatch.setattr(expected_speed, "LEAST_MEASURED", 0.01)  # the tiny model's dense part is large
     assert expected_speed.expected_speed(info, "cpu") is None
-    threads = candidates(default_threads(physical_cores()))
-    for count in threads:
-        kernels.KEPT._store(Key.of(count), {kind: {"ggml": [count / 8] * 8}})
+    threads = default_threads(physical_cores())
+    kernels.KEPT._store(Key.of(threads), {kind: {"ggml": [0.125] * 2}})
     speed = expected_speed.expected_speed(info, "cpu")
-    n_bytes = sum(sum(each) for each in read_bytes(info).values())
-    a_thread = 8 * _core.cpu_kernels_trial_bytes(kind)  # bytes a second; more threads are slower by design
-    assert speed == expected_speed.Speed(pytest.approx(a_thread / n_bytes), expected_speed.WEIGHTS)
+    n_bytes = sum(expected_speed.read_bytes(info).values())
+    bytes_a_second = threads * 8 * _core.cpu_kernels_trial_bytes(kind)
+    assert speed == expected_speed.Speed(pytest.approx(bytes_a_second / n_bytes), expected_speed.WEIGHTS)
     assert expected_speed.expected_speed(info, "CUDA0") is None
     monkeypatch.setattr(expected_speed, "LEAST_MEASURED", 0.99)
     assert expected_speed.expected_speed(info, "cpu") is None

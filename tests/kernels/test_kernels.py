@@ -151,13 +151,9 @@ def libraries(headers: Path, compiled_store: Path) -> dict[str, Path]:
     beside = {
         "dense.cpp",
         "masked_cells.cpp",
-        "measuring.cpp",
         "operators.cpp",
-        "repack_times.cpp",
         "scale_rows.cpp",
-        "thread_times.cpp",
-        "trial_graphs.cpp",
-        "way_times.cpp",
+        "trial.cpp",
     }  # these sources need more of ggml, or measure times
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name not in beside]
     sources.append(mine)
@@ -244,14 +240,14 @@ def test_operators_ask_for_them(n_tokens: int, limit: int, way: str) -> None:
             kept, ways = library.ggml_cpu_mul_mat_id, _core.chosen_cpu_kernels("q4_K")
             try:
                 library.ggml_cpu_mul_mat_id = ask
-                _core.choose_cpu_kernels("q4_K", [way] * 8)
+                _core.choose_cpu_kernels("q4_K", way, way, False)
                 (ours,) = it.run(shape.ids())
                 _core.set_cpu_kernels(False)
                 (theirs,) = it.run(shape.ids())
             finally:
                 library.ggml_cpu_mul_mat_id = kept
                 _core.set_cpu_kernels(True)
-                _core.choose_cpu_kernels("q4_K", ways)
+                _core.choose_cpu_kernels("q4_K", *ways)
     n_thread = len(answers) // 2
     assert answers == [limit] * n_thread + [0] * n_thread
     assert library.ggml_cpu_quantize_q8_K != _ffi.NULL
@@ -312,22 +308,18 @@ def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32Array:
 def test_dense_matrices(kind: str) -> None:
     """mul_mat gives the same with and without the kernels, with one thread and with three, for types that
     llamafile has kernels for too."""
-    ggml, ways, dense = (
-        Ggml(_library.library_path()),
-        _core.chosen_cpu_kernels(kind),
-        _core.chosen_dense_cpu_kernels(kind),
-    )
+    ggml, ways = Ggml(_library.library_path()), _core.chosen_cpu_kernels(kind)
     for n_thread in (1, 3):
         with ggml.backend(ggml.device("CPU"), n_thread) as backend:
             for n_token in (1, 2, 5, 7, 21):
                 try:
-                    _core.choose_cpu_kernels(kind, ["512"] * 8, [True] * 8)
+                    _core.choose_cpu_kernels(kind, "512", "512", True)
                     ours = products(ggml, backend, ggml.types[kind], n_token)
                     _core.set_cpu_kernels(False)
                     theirs = products(ggml, backend, ggml.types[kind], n_token)
                 finally:
                     _core.set_cpu_kernels(True)
-                    _core.choose_cpu_kernels(kind, ways, dense)
+                    _core.choose_cpu_kernels(kind, *ways)
                 assert_same(ours, theirs)
 
 
@@ -337,90 +329,11 @@ def test_llamafile_s_results_decide() -> None:
     found, _ = _core.time_cpu_kernels(kinds, 1, 0.0)
     assert kinds
     for kind in kinds:
-        ways, dense = _core.chosen_cpu_kernels(kind), _core.chosen_dense_cpu_kernels(kind)
-        _core.choose_cpu_kernels(kind, ways, [False] * 8)
-        left = _core.chosen_dense_cpu_kernels(kind)
-        _core.choose_cpu_kernels(kind, ways, [True] * 8)
-        taken = _core.chosen_dense_cpu_kernels(kind)
-        _core.choose_cpu_kernels(kind, ways, dense)
-        # one row is always a product of pairs
-        assert left == [True] + [False] * 7
-        assert taken == [True] + ["dense" in found[kind]] * 7
-
-
-@given(data=st.data())
-@settings(max_examples=30)
-@pytest.mark.parametrize("kind", KINDS)
-def test_results_are_ggmls(kernels: Kernels, kind: str, data: st.DataObject) -> None:
-    """Weights have any bits, some no finite scale. Numbers of rows are odd, and gaps lie between rows."""
-    n = kernels.c.kernel_block(kernels.types[kind]) * data.draw(st.integers(1, 5), "blocks")
-    n_weight, n_input = data.draw(st.integers(1, 9), "weights"), data.draw(st.integers(1, 17), "inputs")
-    room = data.draw(st.sampled_from([0, 2, 64]), "room")
-    stride = kernels.ggml.ggml_row_size(kernels.types[kind], n) + room
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32), "seed"))
-    weights = rng.bytes(stride * n_weight)
-    sizes = 2.0 ** rng.integers(-12, 12, (n_input, n // 32, 1)) * rng.integers(0, 2, (n_input, n // 32, 1))
-    inputs = (rng.standard_normal((n_input, n // 32, 32)) * sizes).reshape(n_input, n).astype(np.float32)
-    traits = kernels.ggml.ggml_get_type_traits_cpu(kernels.types[kind])
-    quantized = kernels.quantized(traits.vec_dot_type, inputs)
-    theirs = kernels.theirs(kind, n, weights, quantized, n_input, stride)
-    for way in kernels.ways(kind):
-        ours = kernels.ours(kind, way, n, weights, quantized, n_input, stride)
-        assert ours is not None
-        assert_same(ours, theirs)
-
-
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=20)
-@pytest.mark.parametrize("kind", KINDS)
-def test_inputs_that_are_no_numbers(kernels: Kernels, kind: str, seed: int) -> None:
-    """NaN and infinity may be quantized to bytes that no number gives. The kernel returns ggml's results, or
-    leaves the inputs to ggml."""
-    n, n_input, n_weight, rng = 256, 3, 4, np.random.default_rng(seed)
-    stride = kernels.ggml.ggml_row_size(kernels.types[kind], n)
-    weights = rng.bytes(stride * n_weight)
-    inputs = rng.standard_normal((n_input, n)).astype(np.float32)
-    inputs[rng.random(inputs.shape) < 0.05] = rng.choice([np.nan, np.inf, -np.inf])
-    traits = kernels.ggml.ggml_get_type_traits_cpu(kernels.types[kind])
-    quantized = kernels.quantized(traits.vec_dot_type, inputs)
-    theirs = kernels.theirs(kind, n, weights, quantized, n_input, stride)
-    for way in kernels.ways(kind):
-        ours = kernels.ours(kind, way, n, weights, quantized, n_input, stride)
-        if ours is not None:
-            assert_same(ours, theirs)
-
-
-ODD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38], np.float32)
-
-
-@given(data=st.data())
-@settings(max_examples=300)
-def test_quantized_inputs_are_ggmls(kernels: Kernels, data: st.DataObject) -> None:
-    """Bytes are equal for numbers of any size, rounded halves, ties for the greatest, zeros, NaN,
-    infinity."""
-    assert kernels.c.quantization_is_trusted()
-    n_block, rng = (
-        data.draw(st.integers(1, 4), "blocks"),
-        np.random.default_rng(data.draw(st.integers(0, 2**32), "seed")),
-    )
-    x = rng.standard_normal((n_block, 256)).astype(np.float32)
-    for block in x:
-        form = data.draw(st.sampled_from(["normal", "halves", "tie", "zeros", "odd"]), "form")
-        most = np.float32(2.0 ** rng.integers(-100, 100) * rng.uniform(1, 2))
-        if form == "halves":
-            block[:] = most * (rng.integers(-127, 127, 256) + 0.5).astype(np.float32) / np.float32(127)
-            block[rng.integers(256)] = most
-        elif form == "tie":
-            block[rng.choice(256, 3, replace=False)] = np.float32(9) * rng.choice([-1, 1], 3)
-        elif form == "zeros":
-            block[:] = rng.choice([0, -0.0], 256)
-        elif form == "odd":
-            places = rng.choice(256, 9, replace=False)
-            block[places] = rng.choice(ODD, 9)
-    row = x.ravel()
-    size = kernels.ggml.ggml_row_size(Q8_K, row.size)
-    ours, theirs = (_ffi.new("char[]", b"\x55" * size) for _ in range(2))
-    source = _ffi.from_buffer("float[]", row)
-    kernels.c.quantize(source, ours, row.size)
-    kernels.ggml.ggml_get_type_traits_cpu(Q8_K).from_float(source, theirs, row.size)
-    assert bytes(_ffi.buffer(ours, size)) == bytes(_ffi.buffer(theirs, size))
+        one, several, dense = _core.chosen_cpu_kernels(kind)
+        _core.choose_cpu_kernels(kind, one, several, False)
+        left = _core.chosen_cpu_kernels(kind)
+        _core.choose_cpu_kernels(kind, one, several, True)
+        taken = _core.chosen_cpu_kernels(kind)
+        _core.choose_cpu_kernels(kind, one, several, dense)
+        assert left == (one, several, False)
+        assert taken == (one, several, "dense" in found[kind])

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac import _core
+from spac.config import EngineConfig
+from spac.engine import Engine
 from spac.errors import InputError
-from spac.model import kernels
+from spac.model import kernels, pair
+from spac.model.c_api import Model
 from spac.model.kept_times import Key
 
 WAYS = ("ggml", "256", "512")
-times = st.dictionaries(
-    st.sampled_from(WAYS[1:]), st.lists(st.floats(1e-6, 1), min_size=8, max_size=8), max_size=2
-).flatmap(
-    lambda ours: st.lists(st.floats(1e-6, 1), min_size=8, max_size=8).map(lambda row: {"ggml": row, **ours})
-)
+row = st.lists(st.floats(1e-6, 1), min_size=2, max_size=2)
+times = st.fixed_dictionaries({"ggml": row}, optional=dict.fromkeys(WAYS[1:], row))
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def kind() -> Iterator[str]:
         pytest.skip("this build has no kernels")
     before = _core.chosen_cpu_kernels(names[0])
     yield names[0]
-    _core.choose_cpu_kernels(names[0], before)
+    _core.choose_cpu_kernels(names[0], *before)
 
 
 def test_every_way_that_is_there_is_measured(kind: str) -> None:
@@ -43,13 +43,13 @@ def test_every_way_that_is_there_is_measured(kind: str) -> None:
     assert list(found) == [kind]
     assert next(iter(found[kind])) == "ggml"
     assert set(found[kind]) <= {*WAYS, "dense"}
-    assert all(len(row) == 8 and min(row[1:]) > 0 for row in found[kind].values())
-    assert all((row[0] > 0) == (way != "dense") for way, row in found[kind].items())
+    assert all(several > 0 for _, several in found[kind].values())
+    assert all((one > 0) == (way != "dense") for way, (one, _) in found[kind].items())
 
 
 @given(found=times)
 def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
-    for i, way in enumerate(kernels.fastest(found)):
+    for i, way in enumerate(kernels.fastest(found)[:2]):
         best = min(row[i] for row in found.values())
         if way == "ggml":  # ggml stays unless another way is clearly faster
             assert found[way][i] <= best * kernels.LEAST_GAIN * (1 + 1e-9)
@@ -58,14 +58,12 @@ def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
             assert found["ggml"][i] >= found[way][i] * kernels.LEAST_GAIN * (1 - 1e-9)
 
 
-@given(found=times, dense=st.lists(st.floats(1e-6, 1), min_size=7, max_size=7))
-def test_dense_matrices_need_a_gain_of_their_own(found: dict[str, list[float]], dense: list[float]) -> None:
-    assert not any(kernels.faster_than_dense(found))
-    both = {**found, "dense": [0.0, *dense]}
-    ways = kernels.fastest(both)
-    assert ways == kernels.fastest(found)
-    for i, ours in enumerate(kernels.faster_than_dense(both)):
-        assert ours == (both["dense"][i] > kernels.LEAST_GAIN * found[ways[i]][i])
+@given(found=times, dense=st.floats(1e-6, 1))
+def test_dense_matrices_need_a_gain_of_their_own(found: dict[str, list[float]], dense: float) -> None:
+    one, several, ours = kernels.fastest(found)
+    assert not ours
+    expected = dense > kernels.LEAST_GAIN * found[several][1]
+    assert kernels.fastest({**found, "dense": [0.0, dense]}) == (one, several, expected)
 
 
 def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +72,7 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     assert _core.chosen_cpu_kernels(kind) == chosen[kind]
     (file,) = cache.iterdir()
     stored = json.loads(file.read_text())
-    assert chosen[kind] == kernels.fastest(stored["times"][kind])
+    assert chosen[kind][:2] == kernels.fastest(stored["times"][kind])[:2]
     assert kernels.kept(1) == [kind]
     assert kernels.kept(2) == []  # the kept times are for another number of threads
 
@@ -82,12 +80,14 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
         raise AssertionError("measured again")
 
     monkeypatch.setattr(_core, "time_cpu_kernels", unwanted)
-    stored["times"][kind] = {"ggml": [1e-6] * 8, "256": [2e-6] * 8}
+    stored["times"][kind] = {"ggml": [1e-6, 3e-6], "256": [2e-6, 2e-6]}
     file.write_text(json.dumps(stored))
-    assert kernels.choose([kind], 1)[kind] == ["ggml"] * 8
+    assert kernels.choose([kind], 1)[kind][:2] == ("ggml", "256")
 
 
-@pytest.mark.parametrize("times", [7, {}, {"ggml": [1.0]}, {"512": [1.0] * 8}, {"ggml": [0.0] * 8}])
+@pytest.mark.parametrize(
+    "times", [7, {}, {"ggml": [1.0]}, {"512": [1.0] * 2}, {"ggml": [0.0] * 2}, {"ggml": [1.0] * 8}]
+)
 def test_times_that_cannot_be_used_are_left_out(times: object, kind: str, cache: Path) -> None:
     key = Key.of(1)
     cache.mkdir(parents=True)
@@ -102,10 +102,8 @@ def test_wrong_names_are_refused(kind: str) -> None:
         _core.time_cpu_kernels(["f99"], 1, 0.0)
     with pytest.raises(InputError, match="0 threads"):
         _core.time_cpu_kernels([kind], 0, 0.0)
-    with pytest.raises(InputError, match="3 ways, expected 8"):
-        _core.choose_cpu_kernels(kind, ["ggml"] * 3)
     with pytest.raises(InputError, match="128: no way"):
-        _core.choose_cpu_kernels(kind, ["128"] * 8)
+        _core.choose_cpu_kernels(kind, "ggml", "128", False)
 
 
 def test_names_in_gguf_files_are_ggmls() -> None:
@@ -115,35 +113,50 @@ def test_names_in_gguf_files_are_ggmls() -> None:
 
 
 def test_words() -> None:
-    ways = {"q4_K": ["512"] * 8, "q6_K": ["ggml", *["512"] * 6, "256"]}
-    assert kernels.described(ways) == "q4_K 512; q6_K ggml for 1, 512 for 2-7, 256 for 8"
-    dense = {"q4_K": [True] * 8, "q8_0": [True] * 4 + [False] * 4}
-    assert kernels.described_dense(dense) == "q8_0 spac's for 1-4, llama.cpp's for 5-8"
+    choices = {"q4_K": ("512", "512", True), "q6_K": ("ggml", "512", False), "q8_0": ("256", "256", False)}
+    assert kernels.described(choices) == (
+        "q4_K 512; q6_K ggml for one token, 512 for several; q8_0 256; "
+        "llama.cpp's for dense matrices of q6_K, q8_0"
+    )
 
 
-FIXED = """
+@pytest.mark.parametrize(("types", "ours"), [({"*_exps": "Q4_0"}, True), ({}, False)])
+def test_only_what_has_no_kernels_is_repacked(
+    tiny_model, monkeypatch: pytest.MonkeyPatch, types: dict[str, str], ours: bool
+) -> None:
+    target = tiny_model("qwen3moe", n_expert=8, types=types)
+    seen, load = [], Model
+
+    def opened(path, devices, params, *others):
+        seen.append(params.get("use_extra_bufts", True))
+        return load(path, devices, params, *others)
+
+    monkeypatch.setattr(pair, "Model", opened)
+    with Engine(EngineConfig(target=target, device="cpu", ctx=64, threads=1)) as engine:
+        assert list(engine.generate(engine.tokenize("def f("), 4))
+    assert seen == [not (ours and "q4_0" in _core.trusted_cpu_kernels() and _core.cpu_kernels_enabled())]
+
+
+OFF = """
 from spac import _core
 from spac.model import kernels
-kind = _core.trusted_cpu_kernels()[0]
-_core.choose_cpu_kernels(kind, ["ggml"] * 8)
-print(" ".join(kernels.choose([kind], 1)[kind]))
+kernels.choose(_core.trusted_cpu_kernels(), 1)
+print(_core.cpu_kernels_enabled())
 """
 
 
-@pytest.mark.parametrize("width", ["256", "512"])
-def test_a_width_can_be_fixed(width: str, kind: str, cache: Path) -> None:
-    there = width in _core.time_cpu_kernels([kind], 1, 0.0)[0][kind]
-    env = {**os.environ, "SPAC_CPU_KERNELS": width}
-    done = subprocess.run([sys.executable, "-c", FIXED], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [width if there else "ggml"] * 8
+def test_llama_cpp_s_functions_can_be_fixed(cache: Path) -> None:
+    env = {**os.environ, "SPAC_CPU_KERNELS": "0"}
+    done = subprocess.run([sys.executable, "-c", OFF], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
     assert not cache.exists()
 
 
 def test_a_wrong_setting_is_one_line(cache: Path) -> None:
-    env = {**os.environ, "SPAC_CPU_KERNELS": "fast"}
+    env = {**os.environ, "SPAC_CPU_KERNELS": "512"}
     done = subprocess.run(
         [sys.executable, "-m", "spac.run"], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
-    assert "SPAC_CPU_KERNELS: 'fast' is not one of 0, 1, 256, 512" in done.stderr
+    assert "SPAC_CPU_KERNELS: '512' is neither 0 nor 1" in done.stderr
     assert "Traceback" not in done.stderr

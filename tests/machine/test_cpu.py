@@ -63,6 +63,6 @@ def test_a_number_of_threads_that_the_user_says_is_kept(tiny_model, device, monk
     model = tiny_model("qwen3moe")
     for threads, used in ((0, 1 if device == "simulated" else 2), (2, 2), (3, 3)):
         with Engine(EngineConfig(target=model, device=device, ctx=64, threads=threads)) as engine:
-            assert engine.setting(SamplingConfig()).threads == used
+            assert engine.setting(SamplingConfig()).threads == engine._pair.prompt_threads == used
             noted = [note for note in engine.notes if "threads on" in note]
             assert len(noted) == (threads > 2)

@@ -12,7 +12,7 @@ from spac.errors import OutOfMemoryError
 from spac.model.fit_layers import load_what_fits
 
 
-@given(n_layer=st.integers(1, 70), data=st.data(), huge_pages=st.sampled_from(["auto", "on", "off"]))
+@given(n_layer=st.integers(1, 70), data=st.data(), huge_pages=st.sampled_from(["on", "off"]))
 def test_the_most_layers_are_loaded_and_copied_once(n_layer, data, huge_pages):
     fits = data.draw(st.integers(0, n_layer - 1))
     loads, loaded = [], []

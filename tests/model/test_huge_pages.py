@@ -1,12 +1,17 @@
-"""Models on pages of 2 MB: which parts are copied and when, that results stay, and what users see."""
+"""Models on pages of 2 MB: which files are copied, that results stay, and what users see."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import platform
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,7 @@ from spac.model import huge_pages
 from spac.model.c_api import Context, Model
 from spac.model.devices import choose_device
 from spac.model.gguf.check import check_model
-from spac.model.huge_pages import Choice, Copying
+from spac.model.huge_pages import Copying, obstacle
 from spac.model.params import LOAD_MODES
 from tests.model.gguf.files import split
 
@@ -56,6 +61,30 @@ def copied_regions() -> set[str]:
         if match and int(match[2], 16) - int(match[1], 16) > MIB:
             found.add(match[1])
     return found
+
+
+def policy(address: str) -> str:
+    """Return the policy that the system reports for the memory at an address."""
+    for line in Path("/proc/self/numa_maps").read_text().splitlines():
+        begin, chosen, *_ = line.split()
+        if int(begin, 16) == int(address, 16):
+            return chosen
+    raise AssertionError("the system does not list the region")
+
+
+def may_place_memory() -> bool:
+    """Return True if the system lets this process choose nodes. Containers may refuse it."""
+    number = {"x86_64": 237, "aarch64": 235}.get(platform.machine())
+    if number is None or not Path("/proc/self/numa_maps").exists():
+        return False
+    page = os.sysconf("SC_PAGE_SIZE")
+    area, interleave, mask = mmap.mmap(-1, page), 3, ctypes.c_ulong(1)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    return (
+        call(number, ctypes.c_void_p(address), ctypes.c_ulong(page), interleave, ctypes.byref(mask), 65, 0)
+        == 0
+    )
 
 
 def notes(engine: Engine) -> list[str]:
@@ -107,10 +136,11 @@ def logits(path: Path, device: str, copies: _core.HugeCopies | None) -> Any:
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 def test_logits_are_equal(device: str) -> None:
-    copies = _core.HugeCopies(2, True, 0.0, 10**9, 10**9, 1)
+    copies = _core.HugeCopies(2, [], lambda _: True)
     expected = logits(demo.TARGET, device, None)
     assert np.array_equal(logits(demo.TARGET, device, copies), expected)
-    assert copies.bytes == demo.TARGET.stat().st_size
+    assert copies.bytes == demo.TARGET.stat().st_size >= copies.huge_bytes
+    assert (copies.failure, copies.error) == ("", None)
 
 
 @pytest.mark.parametrize("gpu_layers", ["all", 3])
@@ -146,8 +176,6 @@ def test_parts_are_copied_one_by_one(tmp_path: Path) -> None:
         assert len(notes(engine)) == 1
     assert seen == sorted(seen)
     assert 0 <= seen[0] < seen[-1] == 1  # a small part may be copied before the first report
-    assert huge_pages._largest_part(parts[0]) == max(parts, key=lambda part: part.stat().st_size)
-    assert huge_pages._largest_part(demo.TARGET) == demo.TARGET
 
 
 def test_apps_have_it_too() -> None:
@@ -176,14 +204,44 @@ def test_progress_can_stop_the_copy() -> None:
     assert copied_regions() == before
 
 
-def test_what_cannot_be_copied_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "choose", lambda *_, **__: Choice(True, gain=1.5, most_seconds=1e-9))
-    monkeypatch.setattr("spac.model.pair.choose", huge_pages.choose)
-    with Engine(config()) as engine:
+def test_what_cannot_be_copied_is_mapped(tmp_path: Path) -> None:
+    """The system refuses memory for the copy: the process may have 128 MiB more, and the file has 256."""
+    path = tmp_path / "long.gguf"
+    shutil.copyfile(demo.TARGET, path)
+    os.truncate(path, 256 * MIB)
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["0 Cannot allocate memory", "True"], done.stderr
+
+
+REFUSED = """
+import re, resource, sys
+from pathlib import Path
+from spac import _core
+from spac.model.c_api import Model
+copies = _core.HugeCopies(1, [], lambda _: True)
+data = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (data + (128 << 20), resource.RLIM_INFINITY))
+with _core.LoadScope(copies=copies):
+    model = Model(Path(sys.argv[1]), [], {})
+print(copies.bytes, copies.failure)
+print("long.gguf" in Path("/proc/self/maps").read_text())
+model.close()
+"""
+
+
+@pytest.mark.skipif(not may_place_memory(), reason="this system lets no process choose NUMA nodes")
+@pytest.mark.parametrize(("nodes", "expected"), [([0], "interleave:0"), ([], "default"), ([1000], "default")])
+def test_pages_are_spread_over_nodes(
+    nodes: list[int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = copied_regions()
+    monkeypatch.setattr(huge_pages, "shared_nodes", lambda _: nodes)
+    with Engine(config(huge_pages="on")) as engine:
         assert text(engine, 2)
-        assert mapped("target.gguf")
-        assert engine._pair.copied == []
-        assert notes(engine) == ["target.gguf: its weights stay on small pages: the copy would take 0 s"]
+        found = {policy(address) for address in copied_regions() - before}
+    assert found == {expected}
 
 
 def test_prompts_have_what_the_copy_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,84 +253,41 @@ def test_prompts_have_what_the_copy_leaves(monkeypatch: pytest.MonkeyPatch) -> N
         assert found == (1000 if wanted == "off" else 1000 + needed // 2)
 
 
-# Decisions
+@pytest.mark.parametrize(
+    ("options", "available", "params", "why"),
+    [
+        ({}, 64 * GIB, {}, ""),
+        ({"device": "cpu"}, 5 * GIB, {}, ""),
+        ({"paged": True}, 64 * GIB, {}, "paging leaves the experts in the file"),
+        ({"load_mode": "none"}, 64 * GIB, {}, "load mode none maps no file"),
+        ({"load_mode": "dio"}, 64 * GIB, {}, "load mode dio maps no file"),
+        ({}, 64 * GIB, {"load_mode": LOAD_MODES["none"]}, "maps no file"),
+        ({}, 5 * GIB, {}, "a copy of 4.0 GiB does not fit"),  # for there is a dense part of 1 GiB beside it
+        ({"is_draft": True}, 5 * GIB, {}, ""),
+    ],
+)
+def test_what_prevents_a_copy(
+    options: dict[str, Any], available: int, params: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "available", lambda: available)
+    info = replace(check_model(demo.TARGET), file_size=4 * GIB, expert_bytes=3 * GIB)
+    of_load = {name: options.pop(name, False) for name in ("paged", "is_draft")}
+    wanted = config(**{"device": "simulated", "slots": 0, "huge_pages": "on", **options})
+    assert why in (found := obstacle(wanted, info, params, choose_device(wanted.device), **of_load))
+    assert bool(found) == bool(why)
 
 
-Decide = Callable[..., Choice]
-
-
-@pytest.fixture
-def decide(monkeypatch: pytest.MonkeyPatch) -> Decide:
-    """Decide for a model of 4 GiB, 3 of them experts. The arguments are the machine's figures."""
-
-    def call(
-        *,
-        device: str = "simulated",
-        is_draft: bool = False,
-        paged: bool = False,
-        available: int = 64 * GIB,
-        gain: float = 1.5,
-        huge_share: float = 1.0,
-        missing: str = "",
-        params: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> Choice:
-        info = replace(check_model(demo.TARGET), file_size=4 * GIB, expert_bytes=3 * GIB)
-        rates = SimpleNamespace(gain=gain, bytes=128 * MIB, huge_bytes=int(huge_share * 128 * MIB))
-        monkeypatch.setattr(host_memory, "available", lambda: available)
-        monkeypatch.setattr(huge_pages, "missing", lambda: missing)
-        monkeypatch.setattr(huge_pages, "read_rates", lambda *_: rates)
-        wanted = config(**{"device": device, "slots": 0, "huge_pages": "auto", **options})
-        return huge_pages.choose(
-            wanted, info, params or {}, choose_device(device), paged=paged, is_draft=is_draft, n_threads=2
-        )
-
-    return call
-
-
-def test_auto_copies_what_pays(decide: Decide) -> None:
-    assert decide() == Choice(True, gain=1.5, most_seconds=pytest.approx(40.0))
-    assert decide(device="cpu", params={"use_extra_bufts": False}).copy
-    for silent in (
-        {"device": "cpu"},  # the CPU has repacked experts
-        {"is_draft": True},
-        {"paged": True},
-        {"params": {"load_mode": LOAD_MODES["none"]}},
-        {"load_mode": "dio"},
-        {"huge_pages": "off"},
-    ):
-        assert decide(**silent) == Choice(False), silent
-    for given, why in (
-        ({"missing": "transparent huge pages are off"}, "huge pages are off"),
-        ({"available": 5 * GIB}, "a copy of 4.0 GiB does not fit"),
-        ({"gain": 1.04}, "a copy would be read only 1.04 times as fast"),
-        ({"huge_share": 0.1}, "the system had no pages of 2 MB"),
-    ):
-        choice = decide(**given)
-        assert not choice.copy
-        assert why in choice.why
-
-
-def test_on_copies_what_it_can(decide: Decide) -> None:
-    assert decide(huge_pages="on", gain=0.5) == Choice(True)
-    assert decide(huge_pages="on", device="cpu").copy
-    assert decide(huge_pages="on", is_draft=True).copy
-    for given, why in (
-        ({"paged": True}, "paging leaves the experts in the file"),
-        ({"load_mode": "none"}, "load mode none maps no file"),
-        ({"missing": "the system has no transparent huge pages"}, "no transparent huge pages"),
-        ({"available": 5 * GIB}, "does not fit into memory"),
-    ):
-        choice = decide(huge_pages="on", **given)
-        assert not choice.copy
-        assert why in choice.why
-
-
-def test_the_cache_goes_where_memory_does_not_hold_both(decide: Decide) -> None:
-    assert not decide(available=11 * GIB).drop_cache  # twice 4 GiB and a dense part of 1 GiB are 9 GiB
-    assert decide(available=10 * GIB).drop_cache
-    assert decide(available=6 * GIB).copy
-    assert not decide(available=5 * GIB).copy
+def test_a_wanted_copy_that_is_not_made_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "missing", lambda: "the system has no transparent huge pages")
+    with Engine(config(huge_pages="on")) as engine:
+        assert mapped("target.gguf")
+        assert notes(engine) == [
+            "target.gguf: its weights stay on small pages: the system has no transparent huge pages"
+        ]
+    with Engine(config(huge_pages="off")) as engine:
+        assert notes(engine) == []
+    copying = Copying(check_model(demo.TARGET), None, copies=True, obstacle="")
+    assert copying.notes() == ["target.gguf: its weights stay on small pages: llama.cpp mapped no file"]
 
 
 def test_what_the_system_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,46 +308,3 @@ def test_what_the_system_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         if of_size is not None:
             (size / "enabled").write_text(of_size)
         assert (found in huge_pages.missing()) if found else huge_pages.missing() == ""
-
-
-def test_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def noted(bytes_: int, huge: int, choice: Choice, *, stalled: bool = False) -> str:
-        copying = Copying(check_model(demo.TARGET), choice)
-        found = SimpleNamespace(bytes=bytes_, huge_bytes=huge, seconds=2.04, stalled=stalled, failure="")
-        copying._copies = found  # type: ignore[assignment]
-        [note] = copying.notes()
-        return note
-
-    measured = Choice(True, gain=1.5)
-    assert noted(4 * GIB, 4 * GIB - MIB, measured) == (
-        "target.gguf: 4.0 GiB were copied in 2.0 s to pages of 2 MB, which are read 1.50 times as fast as "
-        "the mapping"
-    )
-    assert noted(4 * GIB, 4 * GIB, Choice(True)).endswith("to pages of 2 MB")
-    assert noted(4 * GIB, GIB, Choice(True)) == (
-        "target.gguf: 4.0 GiB were copied in 2.0 s, 1.0 GiB of them to pages of 2 MB; the system had no more"
-    )
-    assert noted(4 * GIB, GIB, Choice(True), stalled=True).endswith("the system took too long to find more")
-    assert noted(0, 0, Choice(True)).endswith("stay on small pages: llama.cpp mapped no file")
-
-
-def test_a_measurement_of_a_small_file_is_refused() -> None:
-    info = check_model(demo.DRAFT)
-    _, why = huge_pages.weigh(info, 2)
-    assert why.startswith("the gain could not be measured (the file is too small")
-    assert huge_pages.outlook(info, 2) == ("pages of 2 MB", "")
-    assert huge_pages.outlook(None, 2) == ("pages of 2 MB", "")
-    found, why = huge_pages.outlook(replace(info, file_size=GIB), 2)
-    assert found == "pages of 2 MB"
-    assert "could not be measured" in why
-
-
-def test_what_doctor_says_of_a_model(decide: Decide) -> None:
-    decide(gain=1.25)
-    info = replace(check_model(demo.TARGET), file_size=4 * GIB)
-    assert huge_pages.outlook(info, 2) == (
-        "pages of 2 MB; a copy of target.gguf is read 1.25 times as fast as its mapping",
-        "",
-    )
-    decide(missing="transparent huge pages are off")
-    assert huge_pages.outlook(info, 2) == ("none", "transparent huge pages are off")

@@ -224,7 +224,6 @@ void register_store(const ggml_tensor * store_tensor) {
             s.experts->set_device(inner, ModelExperts::HostMemory::pageable);
             s.experts->note_unpinned(why);
         }
-        s.experts->on_return([&mapping = *s.registered](const std::vector<Extent> & parts) { mapping.unpin(parts); });
     });
 }
 

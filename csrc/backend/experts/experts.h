@@ -252,12 +252,6 @@ class Experts {
     virtual void set_miss(Miss how, bool most_recent) = 0;
     // Sets the costs of each pool by which Miss::divide divides. Without costs it leaves everything to the CPU.
     virtual void set_miss_costs(const std::vector<MissCosts> & costs) = 0;
-    // Gives host memory back that the system cannot drop itself, because it holds copies of files (HugeCopies) or is
-    // pinned: the experts of these layers, which the device holds wholly, and with `dense` what lies between the
-    // experts of a copy that is not pinned. The file is mapped there instead, so the weights stay the same, and who
-    // needs them has the system read the file. Call it between graphs. Returns the bytes; 0 if there is no such memory,
-    // or if it is pinned and copies to the slots are under way. Throws InputError for a layer that does not exist.
-    virtual size_t return_to_file(const std::vector<int> & layers, bool dense) = 0;
 
     virtual ExpertStats stats() const = 0;
     // Returns the trace that records blocks and copies. It is off until it is started.

@@ -20,13 +20,13 @@ bool is_weights(const void * address, int protection, int flags, int fd, off_t o
 // MAP_FAILED if the user has stopped the copying.
 void * copy_of_file(HugeCopies & copies, int fd, size_t length) {
     try {
-        Region region = copies.copy(fd, length);
-        if (region.data() == nullptr && copies.report().stopped) {
+        void * const copy = copies.copy(fd, length);
+        if (copy == nullptr && copies.report().stopped) {
             errno = ECANCELED;
             return MAP_FAILED;
         }
-        return region.release();
-    } catch (const std::exception &) { // no memory for threads or text; no exception may cross a C interface
+        return copy;
+    } catch (const std::exception &) { // no memory for a text; no exception may cross a C interface
         return nullptr;
     }
 }
@@ -63,10 +63,6 @@ void * __wrap_mmap(void * address, size_t length, int protection, int flags, int
     spac::LoadScope * const scope = spac::open_scope;
     if (scope != nullptr && scope->copies() != nullptr && spac::is_weights(address, protection, flags, fd, offset)) {
         if (void * copy = spac::copy_of_file(*scope->copies(), fd, length); copy != nullptr) {
-            if (copy != MAP_FAILED) {
-                const auto begin = reinterpret_cast<uintptr_t>(copy);
-                spac::experts_for_load()->file_copies.add({begin, begin + length}, fd);
-            }
             return copy;
         }
     }

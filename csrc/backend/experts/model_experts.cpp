@@ -87,7 +87,6 @@ void ModelExperts::store_gone() {
     }
     detach();
     const std::lock_guard lock(mutex_);
-    unpin_.clear();
     copies_.reset();
     layers_.freeze();
 }

@@ -13,7 +13,6 @@
 #include "backend/experts/expert_layers.h"
 #include "backend/experts/experts.h"
 #include "backend/experts/experts_part.h"
-#include "backend/experts/file_copies.h"
 #include "backend/experts/lookahead.h"
 #include "backend/experts/slot_storage.h"
 #include "core/pinned_ranges.h"
@@ -69,7 +68,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                set_lookahead(int n_layers) override;
     void                set_miss(Miss how, bool most_recent) override;
     void                set_miss_costs(const std::vector<MissCosts> & costs) override;
-    size_t              return_to_file(const std::vector<int> & layers, bool dense) override;
     ExpertStats         stats() const override;
 
     std::vector<ExpertDevice> devices() const override;
@@ -89,8 +87,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void set_device(ggml_backend_dev_t inner, HostMemory memory);
     void store_gone();
     bool is_gone() const; // true after store_gone()
-    // Keeps a function that ends the pinning of parts of a file, for return_to_file(). It is valid until store_gone().
-    void on_return(std::function<void(const std::vector<Extent> &)> unpin);
     // Notes why a part of one of its files is not pinned. unpinned() returns the worst reason that was noted.
     void     note_unpinned(Unpinned why);
     Unpinned unpinned() const { return unpinned_; }
@@ -163,7 +159,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     DemandCounter draft_demand; // the experts that draft passes ask for
     Lookahead     lookahead;
     PinnedRanges  pinned; // in host memory
-    FileCopies    file_copies;
 
   private:
     friend class Reconciler;
@@ -217,8 +212,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     std::atomic<int>                   stream_tokens_{0};
     std::atomic<int>                   staged_tokens_{std::numeric_limits<int>::max()};
     std::array<std::atomic<bool>, 3>   unsplit_noted_{}; // by reason
-
-    std::vector<std::function<void(const std::vector<Extent> &)>> unpin_; // of each of its files
 };
 
 // Returns the handle of the scope that is open on this thread, or a new handle that nothing else holds.

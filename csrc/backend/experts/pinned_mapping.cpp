@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <utility>
 
 #include <unistd.h>
 
@@ -67,24 +66,21 @@ PinnedMapping::~PinnedMapping() {
     if (slices_.empty()) {
         return;
     }
+    auto *                call = reinterpret_cast<Unregister>(driver_function(device_, unregister_name));
     const std::lock_guard lock(pin_mutex);
     for (const Extent & slice : slices_) {
-        remove(slice);
+        auto * begin = reinterpret_cast<void *>(slice.begin);
+        ranges_.remove(begin);
+        if (call != nullptr) {
+            call(begin);
+        }
     }
-}
-
-void PinnedMapping::remove(const Extent & slice) {
-    auto * call  = reinterpret_cast<Unregister>(driver_function(device_, unregister_name));
-    auto * begin = reinterpret_cast<void *>(slice.begin);
-    ranges_.remove(begin);
-    if (call != nullptr) {
-        call(begin);
-    }
-    pinned_now -= slice.end - slice.begin;
+    pinned_now -= total(slices_);
 }
 
 Unpinned PinnedMapping::make(ggml_backend_dev_t device, Extent mapping, std::vector<Extent> weights) {
-    if (!can_register(device)) {
+    auto * call = reinterpret_cast<Register>(driver_function(device, register_name));
+    if (call == nullptr) {
         return Unpinned::none; // this device cannot pin memory
     }
     const Pinning how = pinning();
@@ -102,53 +98,17 @@ Unpinned PinnedMapping::make(ggml_backend_dev_t device, Extent mapping, std::vec
     Unpinned why = total(slices) < total(pin_slices(mapping, weights, page, how.slice, SIZE_MAX)) ? Unpinned::limit
                                                                                                   : Unpinned::none;
     for (const Extent & slice : slices) {
-        if (!add(slice)) {
+        auto *       begin = reinterpret_cast<void *>(slice.begin);
+        const size_t bytes = slice.end - slice.begin;
+        if (!call(begin, bytes)) {
             why = Unpinned::refused;
             break;
         }
+        slices_.push_back(slice);
+        ranges_.add(begin, bytes);
+        pinned_now += bytes;
     }
     return why;
-}
-
-bool PinnedMapping::add(const Extent & slice) {
-    auto *       call  = reinterpret_cast<Register>(driver_function(device_, register_name));
-    auto *       begin = reinterpret_cast<void *>(slice.begin);
-    const size_t bytes = slice.end - slice.begin;
-    if (!call(begin, bytes)) {
-        return false;
-    }
-    slices_.push_back(slice);
-    ranges_.add(begin, bytes);
-    pinned_now += bytes;
-    return true;
-}
-
-void PinnedMapping::unpin(const std::vector<Extent> & parts) {
-    const auto            page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const std::lock_guard lock(pin_mutex);
-    for (const Extent & slice : std::exchange(slices_, {})) {
-        std::vector<Extent> kept;
-        uintptr_t           begin = slice.begin;
-        for (const Extent & part : parts) {
-            const uintptr_t from = std::max(slice.begin, (part.begin + page - 1) / page * page);
-            const uintptr_t to   = std::min(slice.end, part.end / page * page);
-            if (from < to) {
-                kept.push_back({begin, from});
-                begin = to;
-            }
-        }
-        if (begin == slice.begin) {
-            slices_.push_back(slice);
-            continue;
-        }
-        kept.push_back({begin, slice.end});
-        remove(slice);
-        for (const Extent & rest : kept) {
-            if (rest.begin < rest.end) {
-                add(rest); // if the driver refuses it, its copies are only slower
-            }
-        }
-    }
 }
 
 } // namespace spac

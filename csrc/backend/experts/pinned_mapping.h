@@ -32,15 +32,8 @@ class PinnedMapping {
     // Registers the mapping, and touches every page. `weights` (in any order) are spac's own, and borders of
     // registrations lie inside them (core/pinned_ranges.h). Returns the reason why a part is not registered.
     Unpinned make(ggml_backend_dev_t device, Extent mapping, std::vector<Extent> weights);
-    // Ends the registration of the whole pages in `parts` (sorted, disjoint), which lie inside weights. Every slice
-    // with such pages is registered anew without them. No copy from the mapping may be under way.
-    void unpin(const std::vector<Extent> & parts);
 
   private:
-    // Under the lock of all counts.
-    bool add(const Extent & slice);
-    void remove(const Extent & slice);
-
     PinnedRanges &      ranges_;
     ggml_backend_dev_t  device_ = nullptr;
     std::vector<Extent> slices_; // the registered ones

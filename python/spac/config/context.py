@@ -23,7 +23,7 @@ LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 """The ways to load a file into memory; auto is mmap."""
 PAGING = ("auto", "on", "off")
 """The choices for leaving experts in the file until they are needed."""
-HUGE_PAGES = ("auto", "on", "off")
+HUGE_PAGES = ("off", "on")
 """The choices for copying models to memory on pages of 2 MB."""
 ROPE_SCALINGS = ("none", "linear", "yarn")
 CACHE_RAM_MOST = 8192
@@ -103,8 +103,7 @@ class ContextConfig(Checked):
         "none, the model", "--main-gpu", "-mg", range=Range(0, 15), group=CONTEXT_GROUP,
     )  # fmt: skip
     threads_batch: int = option(
-        0, "CPU threads for prompts; 0 is as --threads if that is given, else one per physical core",
-        "--threads-batch", "-tb", range=Range(0, 512),
+        0, "CPU threads for prompts; 0 is as --threads", "--threads-batch", "-tb", range=Range(0, 512),
         group=CONTEXT_GROUP,
     )  # fmt: skip
     load_mode: str = option(
@@ -118,8 +117,8 @@ class ContextConfig(Checked):
         choices=PAGING, metavar="|".join(PAGING), group=CONTEXT_GROUP,
     )  # fmt: skip
     huge_pages: str = option(
-        "auto", "copy models that the CPU computes to memory on pages of 2 MB, which it may read faster than "
-        "a file's mapping; auto: where a measurement says so and memory holds the copy; never with paging",
+        "off", "copy models to memory on pages of 2 MB, which some CPUs read faster than a file's mapping; "
+        "loading takes longer; never with paging",
         "--huge-pages", choices=HUGE_PAGES, metavar="|".join(HUGE_PAGES), group=CONTEXT_GROUP,
     )  # fmt: skip
     rope_scaling: str | None = option(

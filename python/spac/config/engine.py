@@ -192,8 +192,8 @@ class EngineConfig(ContextConfig):
         "--slot-layers", metavar="N[,…]", parse=slot_layers,
     )  # fmt: skip
     threads: int = option(
-        0, "CPU threads; 0 measures how many compute a token fastest: one per physical core at most, "
-        "beside a GPU two fewer", "--threads", "-t", range=Range(0, 512), group=CONTEXT_GROUP,
+        0, "CPU threads; 0 is one per physical core, beside a GPU two fewer", "--threads", "-t",
+        range=Range(0, 512), group=CONTEXT_GROUP,
     )  # fmt: skip
     ctx: int | None = option(
         None, "context in tokens; 0 is what the model was trained for (default: that, but "

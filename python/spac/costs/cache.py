@@ -112,7 +112,7 @@ def _library() -> str:
 def _kernels() -> str:
     """Return a description of the kernels that compute experts on the CPU."""
     n_ours = len(_core.trusted_cpu_kernels()) if _core.cpu_kernels_enabled() else 0
-    return f"{n_ours} CPU kernels {env.CPU_KERNELS.get() or ''}".strip()
+    return f"{n_ours} CPU kernels"
 
 
 def fingerprint(path: Path) -> str:

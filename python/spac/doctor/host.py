@@ -40,52 +40,13 @@ def _kernels(target: Path | None) -> Finding:
         return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
     threads = physical_cores()
     types = kernels.kept(threads) if target is None else check_model(target).types
-    chosen = kernels.choose(types, threads)
-    dense = kernels.described_dense({kind: _core.chosen_dense_cpu_kernels(kind) for kind in chosen})
-    measured = (
-        kernels.described(chosen) + (f"; dense matrices: {dense}" if dense else "")
-        or "none measured yet: a run measures the types of its models"
-    )
+    chosen = kernels.described(kernels.choose(types, threads))
+    measured = chosen or "none measured yet: a run measures the types of its models"
     unequal = [kind for kind in there if kind not in used]
     why = (
         f"{', '.join(unequal)}: not llama.cpp's results in this build, so its own are used" if unequal else ""
     )
     return Finding(name, "off" if why else "ok", f"{len(used)} of {len(there)} types; {measured}", why)
-
-
-def threads(target: Path | None) -> Iterator[Finding]:
-    """Yield the number of threads that computes a token of a model fastest, and the times of all numbers."""
-    from spac.model import threads
-    from spac.model.gguf.check import check_model
-
-    info = check_model(target) if target is not None else None
-    kind = threads.most_read_type(info) if info is not None else None
-    most = physical_cores()
-    if kind is None or most < 2:
-        return
-    times = threads.measured(kind, threads.candidates(most))
-    listed = ", ".join(f"{count}: {seconds * 1e6:.0f} µs" for count, seconds in times.items())
-    found = (
-        f"{threads.fastest(times)} for a token on the CPU alone; time of {kind} experts by threads: {listed}"
-    )
-    yield Finding("threads", "ok", found)
-
-
-def repacking(target: Path | None) -> Iterator[Finding]:
-    """Yield the choice to repack a model's weights on the CPU alone, and the gain of it."""
-    from spac import _core
-    from spac.model import kernels, repacking
-    from spac.model.gguf.check import check_model
-
-    info = check_model(target) if target is not None else None
-    if info is None or not info.is_moe or not _core.cpu_kernels_enabled():
-        return
-    threads = physical_cores()
-    kernels.choose(info.types, threads)
-    gain = repacking.gain(info, threads)
-    choice = "repacked" if gain > repacking.LEAST_GAIN else "as the file has them"
-    ratio = f"repacked they are {gain:.2f} times as fast" if gain != 1.0 else "llama.cpp repacks none of them"
-    yield Finding("repacking", "ok", f"weights of {info.path.name} on the CPU alone: {choice}; {ratio}")
 
 
 def memory(target: Path | None = None) -> Iterator[Finding]:
@@ -100,14 +61,12 @@ def memory(target: Path | None = None) -> Iterator[Finding]:
         yield from _paging(target)
 
 
-def huge_pages(target: Path | None) -> Iterator[Finding]:
-    """Yield the huge pages that the machine offers, and the gain for a model."""
+def huge_pages() -> Iterator[Finding]:
+    """Yield the huge pages that the machine offers."""
     from spac.model import huge_pages
-    from spac.model.gguf.check import check_model
 
-    info = check_model(target) if target is not None else None
-    found, why = huge_pages.outlook(info, physical_cores())
-    yield Finding("huge pages", "off" if why else "ok", found, why)
+    why = huge_pages.missing()
+    yield Finding("huge pages", "off" if why else "ok", "none" if why else "pages of 2 MB", why)
 
 
 def _paging(target: Path) -> Iterator[Finding]:

@@ -43,11 +43,10 @@ def examine(
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", installation.python), ("library", installation.library),
         ("llama-cpp-python", installation.llama_cpp_python),
-        ("cpu", functools.partial(host.cpu, target)), ("threads", functools.partial(host.threads, target)),
-        ("repacking", functools.partial(host.repacking, target)),
+        ("cpu", functools.partial(host.cpu, target)),
         ("gpu", devices.gpu), ("images", functools.partial(devices.images, target, mmproj)), ("vram", room),
         ("memory", functools.partial(host.memory, target)),
-        ("huge pages", functools.partial(host.huge_pages, target)), ("folders", installation.folders),
+        ("huge pages", host.huge_pages), ("folders", installation.folders),
         ("extras", installation.extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip

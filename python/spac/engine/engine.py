@@ -28,7 +28,6 @@ from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
-from spac.engine.host_weights import HostWeights
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
@@ -93,7 +92,6 @@ class Engine:
         self.on_note: Callable[[str], object] = lambda _note: None
         """The function that receives notes which come while steps run, such as changes of the slots."""
         self._memory: MemoryBudget | None = None
-        self._host: HostWeights | None = None
         try:
             self._expert_cache = expert_cache = ExpertCache(config, self._pair, self._notes)
             self.events.after_step.append(self._learn_costs)
@@ -104,10 +102,6 @@ class Engine:
             self.events.beside = self._schedules_beside
             self.events.driver = driver = expert_cache.attach(config.scheduler)
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
-            if self.experts is not None and "mlock" not in config.load_mode:
-                copied, layers = self._pair.target in self._pair.copied, config.gpu_layers
-                is_dense = copied and layers.count is None and not layers.is_auto
-                self._host = HostWeights(self.experts, dense=is_dense)
             expert_cache.update_streams()
             if expert_cache.stream_note:
                 self._notes.append(expert_cache.stream_note)
@@ -308,8 +302,6 @@ class Engine:
         """Follow the device's memory, and a driver that came with the first slots."""
         if self._memory is not None and self.experts is not None:
             self._memory.look()
-            if self._host is not None and (note := self._host.look()):
-                self._say(note)
             if self.events.driver is not self._at_home.driver:
                 self._use(self._at_home.driver)
 

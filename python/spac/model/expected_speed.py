@@ -11,8 +11,6 @@ from spac.machine.cpu import default_threads, physical_cores
 from spac.model import kernels
 from spac.model.gguf.info import ModelInfo
 from spac.model.kept_times import Key
-from spac.model.repacking import read_bytes
-from spac.model.threads import candidates
 
 LEAST_MEASURED = 0.9
 """The share of a token's weights, in bytes, whose types must have been measured for a computed speed."""
@@ -46,10 +44,18 @@ def expected_speed(info: ModelInfo, device: str) -> Speed | None:
         return Speed(1 / costs.verify(1), COSTS if costs.experts else RUNS)
     if device != "cpu":
         return None
-    counts = candidates(default_threads(physical_cores()))
-    seconds = [weights_seconds(info, count, kernels.KEPT.load(Key.of(count))) for count in counts]
-    fastest = min((each for each in seconds if each is not None), default=None)
-    return None if fastest is None else Speed(1 / fastest, WEIGHTS)
+    threads = default_threads(physical_cores())
+    seconds = weights_seconds(info, threads, kernels.KEPT.load(Key.of(threads)))
+    return None if seconds is None else Speed(1 / seconds, WEIGHTS)
+
+
+def read_bytes(info: ModelInfo) -> dict[str, float]:
+    """Return the bytes of weights that one token is multiplied with, by GGUF's name of the type."""
+    used = info.n_expert_used / info.n_expert if info.n_expert else 0.0
+    return {
+        kind: n_bytes - (1 - used) * info.expert_types.get(kind, 0) - info.table_types.get(kind, 0)
+        for kind, n_bytes in info.types.items()
+    }
 
 
 def weights_seconds(info: ModelInfo, threads: int, times: Mapping[str, kernels.Times]) -> float | None:
@@ -58,7 +64,7 @@ def weights_seconds(info: ModelInfo, threads: int, times: Mapping[str, kernels.T
     `times` are those of this number of threads, by ggml's type names. Return None if they lack types with
     more than a small part of the bytes. A byte of those is assumed to cost as much as one of the others.
     """
-    read = {kernels.ggml_name(kind): sum(n_bytes) for kind, n_bytes in read_bytes(info).items()}
+    read = {kernels.ggml_name(kind): n_bytes for kind, n_bytes in read_bytes(info).items()}
     known = [kind for kind in _core.trusted_cpu_kernels() if kind in read and kind in times]
     total, measured = sum(read.values()), sum(read[kind] for kind in known)
     if total <= 0 or measured < LEAST_MEASURED * total:
@@ -69,5 +75,5 @@ def weights_seconds(info: ModelInfo, threads: int, times: Mapping[str, kernels.T
 
 def _byte_seconds(kind: str, times: kernels.Times) -> float:
     """Return the seconds in which a thread multiplies a byte of weights with one row of input."""
-    fastest = kernels.fastest(times)[0]
+    fastest, *_ = kernels.fastest(times)
     return times[fastest][0] / _core.cpu_kernels_trial_bytes(kind)

@@ -49,16 +49,15 @@ class KeptTimes(Generic[T]):
         types: Iterable[str],
         threads: int,
         measure: Callable[[list[str]], tuple[Mapping[str, T], float]],
-        fits: Callable[[str, T], bool] = lambda _kind, _times: True,
     ) -> dict[str, T]:
-        """Return the times of these types, from the cache if they fit, or else from a measurement.
+        """Return the times of these types, from the cache or else from a measurement.
 
         `measure` returns the times and the share of the time for which threads had their cores. A measurement
         is not kept if other programs took too much of the cores. The next run measures again then.
         """
         key, wanted = Key.of(threads), list(types)
         known = self.load(key)
-        if missing := [kind for kind in wanted if kind not in known or not fits(kind, known[kind])]:
+        if missing := [kind for kind in wanted if kind not in known]:
             found, running = measure(missing)
             known |= found
             if running >= UNDISTURBED:

@@ -19,12 +19,13 @@ from spac.errors import InputError, OutOfMemoryError, SpacError
 from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
 from spac.machine.device_memory import simulated_index, size
 from spac.machine.topology import numa_advice
+from spac.model import kernels
 from spac.model.c_api import MTP, Context, Model
 from spac.model.devices import choose_devices, current, devices_of, set_switches
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
-from spac.model.huge_pages import Copying, choose
+from spac.model.huge_pages import Copying, obstacle
 from spac.model.images import open_projector
 from spac.model.lora import apply_adapters, load_adapters
 from spac.model.paging import give_back, is_paged, paging_note
@@ -38,10 +39,8 @@ from spac.model.params import (
 )
 from spac.model.pinning import pinning_note, set_pinning
 from spac.model.remote import RemoteLayers
-from spac.model.repacking import repacking_pays
 from spac.model.slot_layers import SlotLayers
 from spac.model.thread_pool import SharedPool, place
-from spac.model.threads import fit_to_cpu
 
 LoadProgress = Callable[[Path, float], bool]
 """A callback that gets the file and its loaded share, 0 to 1. It returns False to stop loading."""
@@ -81,7 +80,7 @@ class ModelPair:
     """The layers whose experts have slots on other devices than the main one; None without such devices."""
 
     threads: int
-    """The number of CPU threads that compute a token: the user's, or else the fastest one measured."""
+    """The number of CPU threads that compute a token."""
 
     info: ModelInfo
     """What the header of the target's file says."""
@@ -188,14 +187,10 @@ class ModelPair:
             self.notes.append(f"{option}: of this machine's devices, {main.name} alone {use}")
 
     def _fit_to_cpu(self, info: ModelInfo, draft: ModelInfo | None) -> None:
-        """Choose the kernels and the number of threads for both models, by measurement.
-
-        The number is not measured in two cases. It could change the text of a deterministic run. A device
-        that shares the CPU's cores computes on them too.
-        """
-        models = [info] if draft is None else [info, draft]
-        measure = not (self._config.deterministic or self._shares_cores)
-        self.threads = fit_to_cpu(models, self._config.threads, self._most_threads, measure=measure)
+        """Set the number of threads, and choose the kernels for both models."""
+        self.threads = self._config.threads or self._default_threads
+        types = {*info.types, *(draft.types if draft is not None else ())}
+        kernels.choose(types, self.threads)
 
     def _connect(self, info: ModelInfo) -> None:
         """Connect to the RPC servers, and decide which layers they have."""
@@ -396,7 +391,7 @@ class ModelPair:
     def _place_threads(self) -> None:
         """Choose the CPUs of threads that are made later, and add notes about settings to change."""
         cpus = place(max(self.threads, self.prompt_threads))
-        advice = (threads_advice(self.threads, physical_cores(), self._most_threads), numa_advice(cpus))
+        advice = (threads_advice(self.threads, physical_cores(), self._default_threads), numa_advice(cpus))
         self.notes += [line for line in advice if line is not None]
 
     def _limit_memory(self) -> None:
@@ -434,7 +429,7 @@ class ModelPair:
     ) -> tuple[Model, _core.Experts | None]:
         path, paged = info.path, self.paged and not is_draft
         values = model_values(self._config, is_draft=is_draft, on_device=self.device is not None)
-        if not is_draft and self._keeps_plain(info):
+        if not is_draft and self.device is None and self._has_experts and not kernels.repacks(info):
             values["use_extra_bufts"] = False
         if paged:
             values["load_mode"] = LOAD_MODES["mmap"]  # auto does not map on every device
@@ -458,20 +453,13 @@ class ModelPair:
         self._note_copy(model, copying)
         return model, None if self.device is None else scope.experts
 
-    def _keeps_plain(self, info: ModelInfo) -> bool:
-        """Return True if llama.cpp should not repack weights of the target."""
-        if self.device is not None or not self._has_experts or "use_extra_bufts" in self._config.model_params:
-            return False
-        return not repacking_pays(info, self.threads)
-
     def _copying(self, info: ModelInfo, params: dict[str, Any], *, is_draft: bool = False) -> Copying:
-        choice = choose(
-            self._config, info, params, self.device, paged=self.paged and not is_draft, is_draft=is_draft,
-            n_threads=self.threads,
-        )  # fmt: skip
-        progress = self._progress
+        wanted, why, progress = self._config.huge_pages == "on", "", self._progress
+        if wanted:
+            paged = self.paged and not is_draft
+            why = obstacle(self._config, info, params, self.device, paged=paged, is_draft=is_draft)
         report = None if progress is None else lambda done: progress(info.path, done)
-        return Copying(info, choice, report)
+        return Copying(info, report, copies=wanted and not why, obstacle=why)
 
     def _note_copy(self, model: Model, copying: Copying) -> None:
         self.notes += copying.notes()
@@ -640,15 +628,15 @@ class ModelPair:
 
     @property
     def prompt_threads(self) -> int:
-        """The number of CPU threads for prompts. Prompts use all cores, also if a token needs fewer."""
-        return self._config.threads_batch or self._config.threads or self._most_threads
+        """The number of CPU threads for prompts."""
+        return self._config.threads_batch or self.threads
 
     @property
     def _shares_cores(self) -> bool:
         return any(device.shares_host_cores for device in self.devices)
 
     @property
-    def _most_threads(self) -> int:
+    def _default_threads(self) -> int:
         gpu = self.device is not None and not self._shares_cores
         return default_threads(physical_cores(), gpu=gpu, shares_cores=self._shares_cores)
 

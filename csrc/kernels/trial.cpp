@@ -1,0 +1,280 @@
+#include "kernels/trial.h"
+
+#include "kernels/dense.h"
+
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <mutex>
+#include <random>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+namespace spac::kernels {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Half of a trial's weights have long rows, as a layer's first matrices have, and half have short ones, as its last
+// has. Their numbers are about those that a thread gets in one piece.
+struct Shape {
+    int64_t n, n_weights;
+};
+constexpr Shape  shapes[]  = {{2048, 384}, {768, 1024}};
+constexpr size_t most_rows = 1024; // of weights, of these
+
+constexpr int    min_rounds = 3, max_rounds = 15;
+constexpr size_t least_memory = size_t{16} << 20; // bytes of a thread: more than a core's own caches
+
+// Returns the bytes of memory for each thread. All of them together are more than the cache that they share.
+size_t memory_of_thread(int n_threads) {
+    const auto shared = static_cast<size_t>(std::max(0L, sysconf(_SC_LEVEL3_CACHE_SIZE)));
+    return std::max(least_memory, 2 * shared / static_cast<size_t>(n_threads));
+}
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Returns the time for which this thread ran.
+double cpu_seconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+// Returns the median, or 0 if there are no numbers.
+double median(std::vector<double> x) {
+    if (x.empty()) {
+        return 0;
+    }
+    const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
+    std::nth_element(x.begin(), middle, x.end());
+    return *middle;
+}
+
+// Fills memory with random blocks whose weights are numbers that a model has. Numbers that are subnormal or not finite
+// take other times.
+void fill(std::vector<char> & memory, ggml_type type) {
+    constexpr size_t   wanted = 64;
+    const size_t       size   = ggml_type_size(type);
+    std::minstd_rand   random(type + 1);
+    std::vector<char>  blocks, block(size);
+    std::vector<float> values(static_cast<size_t>(ggml_blck_size(type)));
+    for (int i = 0; i < 100000 && blocks.size() < wanted * size; i++) {
+        for (char & byte : block) {
+            byte = static_cast<char>(random() >> 8);
+        }
+        ggml_get_type_traits(type)->to_float(block.data(), values.data(), ggml_blck_size(type));
+        const bool usual = std::all_of(values.begin(), values.end(), [](float x) {
+            return x == 0 || (std::fabs(x) > 1e-12F && std::fabs(x) < 1e12F);
+        });
+        if (usual) {
+            blocks.insert(blocks.end(), block.begin(), block.end());
+        }
+    }
+    blocks.resize(std::max(size, blocks.size())); // zeros if there were none
+    for (size_t at = 0; at < memory.size(); at += blocks.size()) {
+        std::memcpy(memory.data() + at, blocks.data(), std::min(blocks.size(), memory.size() - at));
+    }
+}
+
+// Rows of input of either shape, which all threads read, one behind another. They are quantized to the type that the
+// weights are multiplied with.
+struct Inputs {
+    std::vector<char> rows[std::size(shapes)];
+
+    explicit Inputs(ggml_type type) {
+        const ggml_type  to = ggml_get_type_traits_cpu(type)->vec_dot_type;
+        std::minstd_rand random(1);
+        for (size_t k = 0; k < std::size(shapes); k++) {
+            std::vector<float> row(static_cast<size_t>(shapes[k].n));
+            const size_t       bytes = ggml_row_size(to, shapes[k].n);
+            rows[k].resize(trial_inputs * bytes);
+            for (int i = 0; i < trial_inputs; i++) {
+                for (float & x : row) {
+                    x = static_cast<float>(static_cast<int>(random() % 2001) - 1000) * .003F;
+                }
+                char * const begin = rows[k].data() + static_cast<size_t>(i) * bytes;
+                ggml_get_type_traits_cpu(to)->from_float(row.data(), begin, shapes[k].n);
+            }
+        }
+    }
+};
+
+// One thread's weights of one type, and its results.
+class Worker {
+  public:
+    Worker(ggml_type type, const Inputs & inputs, std::vector<char> & memory)
+        : type_(type), inputs_(inputs), memory_(memory), results_(trial_inputs * most_rows) {
+        fill(memory_, type);
+    }
+
+    // Returns the seconds that `compute` takes for one trial, with weights that were not read lately.
+    template <typename Compute> double run(const Compute & compute, int n_inputs) {
+        if (at_ + trial_bytes(type_) > memory_.size()) {
+            at_ = 0;
+        }
+        const auto start = Clock::now();
+        for (size_t k = 0; k < std::size(shapes); k++) {
+            multiply(compute, n_inputs, shapes[k], inputs_.rows[k]);
+        }
+        return seconds_since(start);
+    }
+
+  private:
+    template <typename Compute>
+    void multiply(const Compute & compute, int n_inputs, Shape shape, const std::vector<char> & rows) {
+        const size_t stride = ggml_row_size(type_, shape.n);
+        const void * input[trial_inputs];
+        float *      result[trial_inputs];
+        for (size_t i = 0; i < static_cast<size_t>(n_inputs); i++) {
+            input[i]  = rows.data() + i * (rows.size() / trial_inputs);
+            result[i] = results_.data() + i * most_rows;
+        }
+        compute({shape.n, memory_.data() + at_, stride, shape.n_weights, input, result, n_inputs});
+        at_ += stride * static_cast<size_t>(shape.n_weights);
+    }
+
+    ggml_type           type_;
+    const Inputs &      inputs_;
+    std::vector<char> & memory_;
+    std::vector<float>  results_;
+    size_t              at_ = 0;
+};
+
+// The times of all threads for one type and one number of rows of input. A way is compared with ggml's in the same
+// round, because other programs slow both.
+struct Rounds {
+    std::vector<double> seconds;            // of ggml's way
+    std::vector<double> ratios[n_ways + 1]; // of each other way's seconds to ggml's; the last: dense kernels of ggml
+
+    double median_of(size_t way) const { return median(seconds) * (way == 0 ? 1 : median(ratios[way])); }
+};
+
+// A measurement on which all threads work.
+class Race {
+  public:
+    Race(const std::vector<int> & types, int n_threads, double seconds)
+        : n_threads_(n_threads), seconds_(seconds), rounds_(types.size()) {
+        for (const int type : types) {
+            types_.push_back(static_cast<ggml_type>(type));
+            inputs_.emplace_back(types_.back());
+        }
+    }
+
+    // Does one thread's part.
+    void run() {
+        try {
+            std::vector<char> memory(memory_of_thread(n_threads_));
+            const auto        start = Clock::now();
+            const double      cpu   = cpu_seconds();
+            for (size_t i = 0; i < types_.size(); i++) {
+                run_type(i, memory);
+            }
+            const double          share = (cpu_seconds() - cpu) / seconds_since(start);
+            const std::lock_guard lock(mutex_);
+            running_ = std::min(running_, share);
+        } catch (...) {
+            const std::lock_guard lock(mutex_);
+            fault_ = std::current_exception();
+        }
+    }
+
+    Measured found() {
+        if (fault_) {
+            std::rethrow_exception(fault_);
+        }
+        Measured measured{{}, running_};
+        for (const auto & [one, several] : rounds_) {
+            TrialTimes times{};
+            for (size_t way = 0; way < n_ways; way++) {
+                times.one[way]     = one.median_of(way);
+                times.several[way] = several.median_of(way);
+            }
+            times.dense = several.median_of(n_ways);
+            measured.times.push_back(times);
+        }
+        return measured;
+    }
+
+  private:
+    // Measures one row of input and several in turns, and every way in turns. The first round warms up.
+    void run_type(size_t i, std::vector<char> & memory) {
+        Worker     worker(types_[i], inputs_[i], memory);
+        const auto start = Clock::now();
+        for (int round = 0; round <= min_rounds || (round <= max_rounds && seconds_since(start) < seconds_); round++) {
+            for (const int n : {1, trial_inputs}) {
+                const std::vector<double> took = run_round(worker, types_[i], n);
+                const std::lock_guard     lock(mutex_);
+                Rounds &                  noted = n == 1 ? rounds_[i].first : rounds_[i].second;
+                for (size_t way = 0; round > 0 && way < took.size(); way++) {
+                    if (way == 0) {
+                        noted.seconds.push_back(took[0]);
+                    } else if (took[way] > 0) {
+                        noted.ratios[way].push_back(took[way] / took[0]);
+                    }
+                }
+            }
+        }
+    }
+
+    // Returns the seconds of each way, and those of ggml's dense kernels; 0 where there is none.
+    static std::vector<double> run_round(Worker & worker, ggml_type type, int n) {
+        const Kernel &      kernel = trusted_kernel(type);
+        std::vector<double> took(n_ways + 1);
+        took[0] = worker.run([&](const Rows & rows) { multiply_by_pairs(rows, type); }, n);
+        for (size_t way = 1; way < n_ways; way++) {
+            took[way] = kernel.dot[way] != nullptr ? worker.run(kernel.dot[way], n) : 0;
+        }
+        if (n > 1 && dense_kernels(type) == Dense::equal) {
+            took[n_ways] = worker.run([&](const Rows & rows) { multiply_dense(rows, type); }, n);
+        }
+        return took;
+    }
+
+    int                                    n_threads_;
+    double                                 seconds_;
+    std::vector<ggml_type>                 types_;
+    std::vector<Inputs>                    inputs_;
+    double                                 running_ = 1;
+    std::exception_ptr                     fault_;
+    std::mutex                             mutex_;  // guards all that threads write
+    std::vector<std::pair<Rounds, Rounds>> rounds_; // for one row of input and for several
+};
+
+} // namespace
+
+size_t trial_bytes(int type) {
+    size_t sum = 0;
+    for (const Shape & it : shapes) {
+        sum += ggml_row_size(static_cast<ggml_type>(type), it.n) * static_cast<size_t>(it.n_weights);
+    }
+    return sum;
+}
+
+Measured run_trial(const std::vector<int> & types, int n_threads, double seconds) {
+    Race                     race(types, n_threads, seconds);
+    std::vector<std::thread> threads;
+    try {
+        for (int i = 1; i < n_threads; i++) {
+            threads.emplace_back([&] { race.run(); });
+        }
+    } catch (const std::system_error &) { // there are no more threads: those that exist are enough
+    }
+    race.run();
+    for (std::thread & it : threads) {
+        it.join();
+    }
+    return race.found();
+}
+
+} // namespace spac::kernels
