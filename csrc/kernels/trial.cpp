@@ -33,7 +33,7 @@ struct Shape {
 constexpr Shape  shapes[]  = {{2048, 384}, {768, 1024}};
 constexpr size_t most_rows = 1024; // of weights, of these
 
-constexpr int    min_rounds = 3, max_rounds = 15;
+constexpr int    min_rounds = 3, max_rounds = 99;
 constexpr size_t least_memory = size_t{16} << 20; // bytes of a thread: more than a core's own caches
 
 // Returns the bytes of memory for each thread. All of them together are more than the cache that they share.
