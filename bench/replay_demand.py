@@ -40,7 +40,7 @@ ROWS = {
 """The rows of MoE-SpAc's Table 4 that are options of the printed system."""
 VARIANTS = (
     "static", *RIVALS, "lru", "ewma", "ewma:decay=0.2", "logistic", "logistic:whole=off", "moe-spac",
-    "moe-spac:ties=count,whole=off", "moe-spac:form=real", PRINTED, f"{PRINTED},boundaries=half",
+    "moe-spac:learned=off", PRINTED,
     *(f"{PRINTED},{options}" for options in ROWS.values()),
 )  # fmt: skip
 

@@ -47,7 +47,7 @@ from spac.scheduler.replay import Demand
 from spac.scheduler.trace import Trace
 
 SCHEDULERS = (
-    "static", *RIVALS, "lru", "ewma", PRINTED, "moe-spac", "moe-spac:ties=count,whole=off", "logistic",
+    "static", *RIVALS, "lru", "ewma", PRINTED, "moe-spac", "moe-spac:learned=off", "logistic",
     "logistic:margin=0", "logistic:margin=0.2",
 )  # fmt: skip
 DRAFT_BYTES = 480_000_000

@@ -48,7 +48,7 @@ from spac.scheduler.trace import Trace
 SCHEDULERS = (
     PRINTED,
     f"{PRINTED},adapt=off",
-    "moe-spac:ties=count,whole=off",
+    "moe-spac:learned=off",
     "moe-spac",
     "logistic",
     "ewma",

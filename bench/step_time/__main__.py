@@ -31,7 +31,7 @@ from spac.config import Slots
 from spac.scheduler.replay import Demand
 
 SCHEDULERS = (
-    *RIVALS, "lru", PRINTED, "moe-spac", "moe-spac:whole=off", "logistic", "logistic:whole=off",
+    *RIVALS, "lru", PRINTED, "moe-spac", "logistic", "logistic:whole=off",
 )  # fmt: skip
 
 

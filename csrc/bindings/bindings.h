@@ -25,7 +25,6 @@ void bind_threads(pybind11::module_ & m);
 void bind_experts(pybind11::module_ & m);
 void bind_tap(pybind11::module_ & m);
 void bind_slot_table(pybind11::module_ & m);
-void bind_moe_spac(pybind11::module_ & m);
 void bind_logistic(pybind11::module_ & m);
 void bind_chat_format(pybind11::module_ & m);
 void bind_projector(pybind11::module_ & m);

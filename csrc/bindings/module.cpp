@@ -15,7 +15,6 @@ PYBIND11_MODULE(_core, m) {
     bind_experts(m);
     bind_tap(m);
     bind_slot_table(m);
-    bind_moe_spac(m);
     bind_logistic(m);
     bind_chat_format(m);
     bind_projector(m);

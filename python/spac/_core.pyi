@@ -1433,47 +1433,6 @@ def set_common_verbosity(level: int) -> None:
     -1 is none (the default), 1 errors, 2 warnings, 5 all.
     """
 
-# MoE-SpAc's step
-
-class MoeSpac:
-    """The step of MoE-SpAc in its default form (csrc/core/moe_spac.h); it changes arrays in place."""
-
-    def __init__(
-        self,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        n_level: int,
-        per_step: float,
-        forgetting: float,
-        adapt: bool,
-    ) -> None:
-        """Keep the arrays that the steps use.
-
-        `arrays` has int32 [L, N] utility, used; float64 [L, N] up, down, last, count; float64 [2, L, K] hot;
-        float64 [2, L, 1] total; uint8 [L, N] exists; int32 [L] pool; int32 [P] pool_slots, without the slots
-        of whole layers; uint8 [L] whole.
-        """
-    def set_times(self, times: Sequence[Sequence[float]], draft_token: float) -> None:
-        """Set the times in seconds, [L] each.
-
-        They are the CPU's per pair, distinct expert and layer, the device's per expert, and an upload's.
-        """
-    def step(
-        self,
-        demand: Int32Array,
-        slot_of: Int32Array,
-        n_verified: int,
-        n_drafted: int,
-        number: int,
-        share: float,
-        kept: float,
-        order: Int32Array | None,
-        /,
-    ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Return priority int32[L, N], threshold int32[L] and tau int32[L].
-
-        `order` is the order within a level, int32[L, N], 0 to 2^20 - 1. None orders by decayed counts.
-        """
-
 # The learned scheduler's step
 
 class Logistic:

@@ -16,7 +16,7 @@ from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.report.reading import parse
-from spac.scheduler.moe_spac_options import MoeSpacOptions
+from spac.scheduler.options import MoeSpacOptions
 from spac.stats.recording import COUNTERS, Recorder
 from tests.report.conftest import TIMEOUT_S
 from tests.report.conftest import spac as run_spac

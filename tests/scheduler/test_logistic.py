@@ -152,10 +152,10 @@ def test_features_are_what_the_tokens_showed():
 def test_it_learns_that_rejected_tokens_predict_the_next_step():
     """Counts do not separate the end of the last step from its beginning. The next step begins at the end."""
     demand = chains(300, n_token=9, move=0.9, n_accepted=2)
-    names = ("lru", "ewma", "logistic", "moe-spac", "moe-spac:ties=count")
+    names = ("lru", "ewma", "logistic", "moe-spac", "moe-spac:learned=off")
     rate = {name: replay(scheduler.make(name), demand, 12).hit_rate_distinct for name in names}
     blind = replay(LogisticScheduler(), replace(demand, routes=None), 12).hit_rate_distinct
-    by_counts = max(rate["lru"], rate["ewma"], rate["moe-spac:ties=count"], blind)
+    by_counts = max(rate["lru"], rate["ewma"], rate["moe-spac:learned=off"], blind)
     assert rate["logistic"] > by_counts + 0.1
     assert rate["moe-spac"] > by_counts + 0.1  # it orders experts of a level by this
 

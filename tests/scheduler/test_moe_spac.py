@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
+from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, View
@@ -22,8 +23,9 @@ from spac.scheduler.choice import OPTIONS
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
+from spac.scheduler.options import MoeSpacOptions
 from spac.scheduler.replay import Demand, replay
-from spac.scheduler.utility import UtilityEstimator, UtilityOptions
+from spac.scheduler.utility import UtilityEstimator
 from tests.scheduler.views import demands, make_view, models
 
 LEVEL = 1 << 20
@@ -35,18 +37,24 @@ ABLATIONS = [
     {"balance": False},
     {"prefetch": False},
     {"evict": False},
-    {"after_use": "zero"},
-    {"form": "literal"},
-    {"form": "real"},
-    {"strict": True},
-    {"cost_by_expert": False},
-    {"ties": "count"},
-    {"ties": "recent"},
-    {"ties": "none"},
+    {"learned": False},
     dict(PAPER),
+    {**PAPER, "speculative": False},
+    {**PAPER, "evict": False},
     {"levels": 1},
-    {"costs": UnitCosts(cpu_pair=1e-4, gpu_expert=1e-4, upload=1e-3)},
 ]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The measured costs that a view shows."""
+
+    costs: Costs
+
+
+def known(cpu_pair_s: float, device_expert_s: float, upload_s: float) -> Known:
+    expert = ExpertCosts(0.0, 0.0, cpu_pair_s, cpu_pair_s, device_expert_s, upload_s, upload_s)
+    return Known(Costs((expert,), 0.0, 0.0, (1e-3,), (1e-3,), 0.0))
 
 
 def local_demand(n_step: int = 60, n_layer: int = 3, n_expert: int = 16, n_token: int = 9) -> Demand:
@@ -63,10 +71,12 @@ def local_demand(n_step: int = 60, n_layer: int = 3, n_expert: int = 16, n_token
     return Demand.of(counts, n_used=2, expert_bytes=1000)
 
 
-def steps(subject: MoeSpacScheduler, demand: Demand, n_slots: int) -> Iterator[tuple[View, Plan]]:
+def steps(
+    subject: MoeSpacScheduler, demand: Demand, n_slots: int, costs: Known | None = None
+) -> Iterator[tuple[View, Plan]]:
     """Yield every step's view and plan. Residents are the last plan's wanted experts, as many as fit."""
     n_layer, n_expert = demand.counts.shape[1:]
-    view = make_view([n_expert] * n_layer, [n_slots])
+    view = replace(make_view([n_expert] * n_layer, [n_slots]), costs=costs)
     plan = subject.on(Event.START, view)
     for counts, verified in zip(demand.counts, demand.verified, strict=True):
         order = np.argsort(-np.where(plan.wanted, plan.priority, -1), axis=None, kind="stable")
@@ -94,25 +104,25 @@ def test_every_variant_plans_for_every_model(model, data, options):
         assert (subject.threshold <= subject.n_level).all()
 
 
-@pytest.mark.parametrize("ties", ["learned", "count", "recent", "none"])
-def test_priorities_are_utility_levels_and_wanted_is_what_reaches_the_threshold(ties):
-    subject = MoeSpacScheduler(ties=ties)
+@pytest.mark.parametrize("learned", [True, False])
+def test_priorities_are_utility_levels_and_wanted_is_what_reaches_the_threshold(learned):
+    subject = MoeSpacScheduler(learned=learned)
     for _, plan in steps(subject, local_demand(), 8):
         assert (plan.priority // LEVEL == np.clip(plan.priority // LEVEL, 0, 4)).all()
         np.testing.assert_array_equal(plan.wanted, plan.priority // LEVEL >= subject.threshold[:, None])
     np.testing.assert_array_equal(plan.priority // LEVEL, subject.utility)
 
 
-def test_within_a_level_the_most_recent_comes_first():
-    subject = MoeSpacScheduler(ties="recent", balance=False, threshold=1)
-    demand = Demand.of(np.array([[[1, 1, 0, 0]], [[1, 0, 1, 0]], [[1, 0, 0, 1]]], np.int32), n_used=2)
+def test_without_the_learned_order_a_level_goes_by_decayed_counts():
+    subject = MoeSpacScheduler(learned=False)
+    demand = Demand.of(np.array([[[9, 9, 0, 0]], [[9, 0, 9, 0]], [[9, 0, 0, 9]]], np.int32), n_used=2)
     *_, (_, plan) = steps(subject, demand, 4)
     order = plan.priority[0] % LEVEL
-    assert order[0] == order[3] > order[2] > order[1]
+    assert order[0] > order[3] > order[2] > order[1] > 0
 
 
 def test_by_default_a_level_is_in_the_learned_order_and_keeps_its_residents():
-    subject, learned = MoeSpacScheduler(margin=0.2), LogisticScheduler(margin=0.2)
+    subject, learned = MoeSpacScheduler(), LogisticScheduler(whole=False)
     demand = local_demand()
     learned.on(Event.START, make_view([16] * 3, [8]))
     kept = displaced = 0
@@ -121,39 +131,32 @@ def test_by_default_a_level_is_in_the_learned_order_and_keeps_its_residents():
         order, resident = plan.priority % LEVEL, view.slot_of >= 0
         for level in range(subject.n_level + 1):
             inside = subject.utility == level
-            ranks = np.argsort(learned.probability[inside] + 0.2 * resident[inside])
+            ranks = np.argsort(learned.probability[inside] + learned.margin * resident[inside])
             assert (np.diff(order[inside][ranks]) >= 0).all()
             # A missing expert overtakes a resident of its level only if it gains more than the margin.
             absent, held = learned.probability[inside & ~resident], learned.probability[inside & resident]
             gain = absent[:, None] - held[None]
             above = order[inside & ~resident][:, None] > order[inside & resident][None]
-            assert not (above & (gain < 0.2)).any()
+            assert not (above & (gain < learned.margin)).any()
             kept, displaced = kept + int((~above & (gain > 0)).sum()), displaced + int(above.sum())
     assert kept
     assert displaced
 
 
-def test_after_use_zero_makes_used_residents_the_first_victims():
-    kept, zeroed = (list(steps(MoeSpacScheduler(after_use=x), local_demand(), 8)) for x in ("keep", "zero"))
-    for (view, plan), (_, other) in zip(kept[:2], zeroed[:2], strict=True):
-        used = (view.demand > 0) & (view.slot_of >= 0)
-        assert (other.priority[used] == 0).all()
-        np.testing.assert_array_equal(other.priority[~used], plan.priority[~used])
-
-
 def test_the_paper_s_preset_is_the_printed_system_and_nothing_else():
-    costs = UnitCosts(cpu_pair=1e-4, gpu_expert=1e-5, upload=1e-4)
-    subject: Any = scheduler.make("moe-spac:paper", costs=costs)
+    costs = known(1e-4, 1e-5, 1e-4)
+    times = Times.of((UnitCosts(cpu_pair=1e-4, gpu_expert=1e-5, upload=1e-4),) * 3)
+    subject: Any = scheduler.make("moe-spac:paper")
     demand = local_demand()
     exists, pools = np.ones((3, 16), np.bool_), Pools(np.zeros(3, np.int32), np.array([8], np.int32))
-    estimator = UtilityEstimator(exists, UtilityOptions(4, 0.1, "literal", 8, True, "fixed"))
+    estimator = UtilityEstimator(exists, MoeSpacOptions(levels=4, printed=True))
     averages, thresholds = Averages(3, 4), set()
-    for view, plan in steps(subject, demand, 8):
+    for view, plan in steps(subject, demand, 8, costs):
         averages.observe(Levels(estimator.utility, 4), view.demand)
         utility = estimator.observe(view.demand, view.n_verified)
         resident = view.slot_of >= 0
         found = Slots.of(Levels(utility, 4), resident, pools)
-        threshold = solve(as_printed(averages, found, Times.of((costs,) * 3), view.n_drafted))
+        threshold = solve(as_printed(averages, found, times, view.n_drafted))
         expected = np.where(resident & (view.demand > 0), 0, utility)  # Appendix D: 0 after use
         np.testing.assert_array_equal(plan.priority, expected * LEVEL)
         np.testing.assert_array_equal(plan.threshold, threshold * LEVEL)
@@ -180,8 +183,8 @@ def test_without_the_estimator_utility_is_last_use():
 
 
 def test_without_the_balancer_the_threshold_is_fixed():
-    for threshold, levels, expected in ((2, 4, 2), (3, 2, 2)):
-        subject = MoeSpacScheduler(balance=False, threshold=threshold, levels=levels)
+    for levels, expected in ((4, 2), (1, 1)):
+        subject = MoeSpacScheduler(balance=False, levels=levels)
         list(steps(subject, local_demand(), 8))
         assert (subject.threshold == expected).all()
 
@@ -203,15 +206,13 @@ def test_without_the_evictor_the_least_recently_used_goes():
 
 
 def test_the_balancer_leaves_work_to_a_fast_cpu():
-    fast_cpu = UnitCosts(cpu_pair=1e-6, gpu_expert=1e-3, upload=0)
-    fast_gpu = UnitCosts(cpu_pair=1e-3, gpu_expert=1e-6, upload=0)
-    thresholds = {}
-    for costs in (fast_cpu, fast_gpu):
-        subject = MoeSpacScheduler(costs=costs)
-        list(steps(subject, local_demand(), 48))
-        thresholds[costs] = subject.threshold
-    assert (thresholds[fast_gpu] == 1).all()
-    assert (thresholds[fast_cpu] >= 3).all()
+    thresholds = []
+    for costs in (known(1e-6, 1e-3, 0.0), known(1e-3, 1e-6, 0.0)):
+        subject = MoeSpacScheduler()
+        list(steps(subject, local_demand(), 48, costs))
+        thresholds.append(subject.threshold)
+    assert (thresholds[0] >= 3).all()
+    assert (thresholds[1] == 1).all()
 
 
 def test_prefill_and_empty_steps_change_nothing():
@@ -237,10 +238,10 @@ def test_it_beats_recency_on_demand_with_locality():
         ("moe-spac:levels=four", "levels must be a whole number"),
         ("moe-spac:levels=0", "levels"),
         ("moe-spac:balance=2", "balance must be on or off"),
-        ("moe-spac:ties=alphabet", "learned, count, recent, none"),
-        ("moe-spac:margin=1", "margin"),
+        ("moe-spac:levels=65", "levels must be 1 to 64, not 65"),
+        ("moe-spac:forgetting=1.5", "forgetting must be 0 to 1, not 1.5"),
         ("moe-spac:levels", "'levels' is not an option"),
-        ("moe-spac:decay=1", "decay"),
+        ("ewma:decay=1", "decay"),
         ("lru:levels=4", "'lru' does not take 'levels'"),
         ("spac", "unknown scheduler 'spac': choose one of lru"),
     ],
@@ -252,10 +253,10 @@ def test_options_that_cannot_be_used_are_refused(text, message):
 
 
 def test_options_are_read_from_a_name():
-    subject = scheduler.make("moe-spac:levels=8,balance=off,forgetting=0.2,ties=recent")
+    subject = scheduler.make("moe-spac:levels=8,balance=off,forgetting=0.2,learned=off")
     assert isinstance(subject, MoeSpacScheduler)
     options = subject.options
-    assert (options.levels, options.balance, options.forgetting, options.ties) == (8, False, 0.2, "recent")
+    assert (options.levels, options.balance, options.forgetting, options.learned) == (8, False, 0.2, False)
     assert scheduler.parse("ewma") == ("ewma", {})
 
 
@@ -269,48 +270,6 @@ def test_a_prefix_of_short_steps_counts_as_many_tokens():
     assert subject.utility.tolist() == [[2, 0, 0, 0]]
     subject.on(Event.VERIFY_END, make_view([4], [2], demand=[[0, 1, 0, 0]], n_verified=1))
     assert subject.utility[0, 0] >= 2
-
-
-class Plain(MoeSpacScheduler):
-    """The reference, computed in numpy alone."""
-
-    allow_fast = False
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    models(),
-    st.data(),
-    st.sampled_from([{}, {"ties": "count"}, {"adapt": False}, {"levels": 7}, {"cost_by_expert": False}]),
-)
-def test_the_fast_step_plans_what_the_reference_plans(model, data, options):
-    n_experts, pools, slots = model
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    costs = UnitCosts(*rng.uniform(1e-6, 1e-4, 6)) if data.draw(st.booleans()) else None
-    subjects = [kind(**options, costs=costs) for kind in (MoeSpacScheduler, Plain)]
-    start = make_view(n_experts, slots, pools)
-    for subject in subjects:
-        subject.on(Event.START, start)
-    assert subjects[0]._fast is not None
-    assert subjects[1]._fast is None
-    for number in range(data.draw(st.integers(1, 20))):
-        demand = np.where(start.exists, rng.poisson(rng.uniform(0, 3), start.demand.shape), 0).astype(
-            np.int32
-        )
-        slot_of = np.where(start.exists & (rng.random(demand.shape) < 0.4), 0, -1).astype(np.int32)
-        step = {"n_verified": int(rng.integers(1, 10)), "n_drafted": int(rng.integers(0, 9)), "step": number}
-        plans = [
-            subject.on(Event.VERIFY_END, replace(start, demand=demand, slot_of=slot_of, **step))
-            for subject in subjects
-        ]
-        np.testing.assert_array_equal(plans[0].priority, plans[1].priority)
-        np.testing.assert_array_equal(plans[0].threshold, plans[1].threshold)
-        if number == 5:  # the learned state moves from one form to the other
-            for subject, state in zip(subjects, [each.state() for each in subjects[::-1]], strict=True):
-                subject.restore(state)
-    states = [subject.state() for subject in subjects]
-    for name, value in states[0].items():
-        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
 
 
 def test_the_prompt_moves_no_utility(tiny_model):

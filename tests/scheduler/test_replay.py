@@ -177,7 +177,7 @@ class Settled(Recorder):
 
 @pytest.mark.parametrize(
     "name",
-    ["lru", "ewma", "logistic", "moe-spac", "moe-spac:ties=none", "moe-spac:after_use=zero", "moe-speq"],
+    ["lru", "ewma", "logistic", "moe-spac", "moe-spac:learned=off", "moe-spac:paper", "moe-speq"],
 )
 @pytest.mark.parametrize("family", ["qwen3moe", "deepseek2"])
 def test_the_replay_of_a_run_counts_what_the_engine_counted(tiny_model, name, family):

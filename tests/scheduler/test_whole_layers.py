@@ -38,13 +38,21 @@ class ReferenceLogistic(LogisticScheduler):
     allow_fast = False
 
 
-class ReferenceMoeSpac(MoeSpacScheduler):
-    """The scheduler computed in numpy alone."""
+class MoeSpac(MoeSpacScheduler):
+    """The scheduler with a switch for whole layers."""
 
-    allow_fast = False
+    def __init__(self, *, whole: bool = True) -> None:
+        super().__init__()
+        self._looks = whole
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        plan = super().on(event, view)
+        if event == Event.START and not self._looks:
+            self._whole.observe = lambda *_: False
+        return plan
 
 
-KINDS = [LogisticScheduler, MoeSpacScheduler, ReferenceLogistic, ReferenceMoeSpac]
+KINDS = [LogisticScheduler, MoeSpac, ReferenceLogistic]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ utilities that the step began with. The paper leaves these points open:
 - If no τ is feasible, τ = K. Of thresholds with equal objectives, the lower one is taken: it puts more of the
   layer on the device.
 - T_total of (10) depends on τ, and learned ratios r may rise and fall with τ, so the objective may not be
-  convex. `solve` evaluates all K thresholds. `solve_by_crossing` evaluates Eq. 39's four candidates, for
-  comparison. They contain the optimum where T_cpu - T_gpu rises with τ and the feasible set is a range.
+  convex. `solve` evaluates all K thresholds. Eq. 39's four candidates contain the optimum where T_cpu - T_gpu
+  rises with τ and the feasible set is a range.
 
 `as_printed` is the paper's problem. It forbids a threshold unless *all* of its missing experts can be
 uploaded. A full pool or a slow link drives τ up to K, and slots stay with experts that lost their demand long
@@ -37,6 +37,7 @@ import numpy.typing as npt
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.cost import UnitCosts
 
+_WARM_UP = 8  # first steps, of which the averages are plain means
 _SHARE = 0.05  # weight of a new step in the averages; about 20 steps count, because demand changes
 
 
@@ -62,12 +63,9 @@ class Levels:
 class Averages:
     """The means of r_c, r_g, the pairs γk and the distinct experts b of every layer."""
 
-    def __init__(self, n_layer: int, n_level: int, warm_up: int = 8) -> None:
-        """Start without observations.
-
-        The first `warm_up` steps give plain means. Then each new step weighs `_SHARE`.
-        """
-        self._warm_up, self._steps = warm_up, 0
+    def __init__(self, n_layer: int, n_level: int) -> None:
+        """Start without observations."""
+        self._steps = 0
         self._hot: Float64Array = np.zeros((2, n_layer, n_level))  # [2, L, K] 1 - r_c and r_g
         self._total: Float64Array = np.zeros((2, n_layer, 1))  # [2, L, 1] pairs and distinct experts
 
@@ -76,7 +74,8 @@ class Averages:
 
         A layer without demand has r_c = 1 and r_g = 0.
         """
-        share = self.next_share()
+        self._steps += 1
+        share = 1 / self._steps if self._steps <= _WARM_UP else _SHARE
         sums = np.stack((levels.at_least(demand), levels.at_least(demand > 0)))
         total = sums[:, :, :1]
         self._hot += share * (sums[:, :, 1:] / np.maximum(total, 1.0) - self._hot)
@@ -94,16 +93,6 @@ class Averages:
         """Continue from the result of `state` of averages with the same shapes."""
         self._hot, self._total = state["shares"].copy(), state["totals"].copy()
         self._steps = max(0, int(state["observed"]))
-
-    def next_share(self) -> float:
-        """Count a step that is about to be observed, and return its weight."""
-        self._steps += 1
-        return 1 / self._steps if self._steps <= self._warm_up else _SHARE
-
-    @property
-    def shares(self) -> Float64Array:
-        """The share of pairs and of distinct experts that experts with s >= 1..K have, float64 [2, L, K]."""
-        return self._hot
 
     @property
     def r_c(self) -> Float64Array:
@@ -149,17 +138,6 @@ class Times:
             draft_token=costs[0].draft_token if costs else 0.0,
             cpu_layer=per_layer if per_layer.any() else None,
         )
-
-    @property
-    def rows(self) -> tuple[list[list[float]], float]:
-        """Five columns of [L] each, and the time of a draft token.
-
-        The columns are the CPU's time per pair, per expert and per layer, the device's time per expert, and
-        the time of an upload.
-        """
-        layer = self.cpu_layer if self.cpu_layer is not None else np.zeros_like(self.gpu)
-        columns = (self.cpu[0], self.cpu[1], layer, self.gpu, self.upload)
-        return [column[:, 0].tolist() for column in columns], self.draft_token
 
     def spent(self, total: Float64Array, on_device: Float64Array) -> tuple[Float64Array, Float64Array]:
         """Return (T_cpu, T_gpu) (Eq. 7, 8), each float64 [L, K].
@@ -280,23 +258,3 @@ def solve(problem: Problem) -> Int32Array:
     best = np.argmin(objective, axis=1)
     found = problem.feasible.any(axis=1)
     return np.asarray(np.where(found, best + 1, objective.shape[1]), np.int32)
-
-
-def solve_by_crossing(problem: Problem) -> Int32Array:
-    """Return the best of Eq. 39's candidates, int32 [L].
-
-    These are τ_min, τ_max and the integers around the crossing of T_cpu and T_gpu. The objective equals that
-    of `solve` where T_cpu - T_gpu rises with τ and the feasible thresholds are a range.
-    """
-    difference = problem.t_cpu - problem.t_gpu
-    n_layer, n_level = difference.shape
-    chosen = np.full(n_layer, n_level, np.int32)
-    for layer, feasible in enumerate(problem.feasible):
-        allowed = np.flatnonzero(feasible) + 1
-        if not len(allowed):
-            continue
-        crossed = int(np.searchsorted(difference[layer], 0.0)) + 1  # the first τ with T_cpu >= T_gpu
-        candidates = {int(allowed[0]), int(allowed[-1]), crossed - 1, crossed} & set(allowed.tolist())
-        objective = np.abs(difference[layer])
-        chosen[layer] = min(sorted(candidates), key=[np.inf, *objective].__getitem__)
-    return chosen

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from spac.errors import InputError
-from spac.scheduler.moe_spac_options import MoeSpacOptions
 from spac.scheduler.options import (
     AdapMoeOptions,
     EwmaOptions,
@@ -17,6 +16,7 @@ from spac.scheduler.options import (
     LruOptions,
     MixtralOffloadingOptions,
     MoeInfinityOptions,
+    MoeSpacOptions,
     MoeSpeqOptions,
     NoneOptions,
     Options,

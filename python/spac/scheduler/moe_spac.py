@@ -8,40 +8,38 @@ csrc/core/slot_table.h). The plan is there before the draft begins, so uploads r
 drafted. Prefill is not demand and moves no utility.
 
 Each row of Table 4 is one option: w/o SpecUE `speculative=off`; w/o AdaBC `adapt=off`; w/o HetWB
-`balance=off` (τ = `threshold`); w/o SG-Prefetcher `prefetch=off`; w/o SG-Evictor `evict=off`; w/o SD is the
-engine's `--draft-length 0`. Appendix D's other choice after use is `after_use=zero`. The preset
-`moe-spac:paper` is the printed system without what was added here: docs/schedulers.md lists the additions.
+`balance=off`; w/o SG-Prefetcher `prefetch=off`; w/o SG-Evictor `evict=off`; w/o SD is the engine's
+`--draft-length 0`. The preset `moe-spac:paper` is the printed system without what was added here, and with
+score 0 after use (Appendix D): docs/papers.md lists the additions.
 
 The engine measures the balancer's unit times (`spac.costs`). The scheduler reads them anew every few steps.
 
-Priorities are s · 2^20 plus an order within the level (`ties`). So they are utility levels where levels
-differ, and a total order where they are equal. The paper's levels are first in, first out (`ties=none`). By
-default the order is learned: it is the probability that the next step uses an expert (`logistic`). `margin`
-raises a resident's, so that no expert is copied over one of its own level for a smaller gain (`price`). By
-the same probabilities, layers are made whole where that spares more than their slots would bring elsewhere
+Priorities are s · 2^20 plus an order within the level. So they are utility levels where levels differ, and a
+total order where they are equal. The paper's levels are first in, first out. Here the order is learned: it is
+the probability that the next step uses an expert, with a margin for residents (`logistic`). By the same
+probabilities, layers are made whole where that spares more than their slots would bring elsewhere
 (`whole_layers`). Whole layers stand above level K. Levels and balancer share the slots that are left.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
 from spac.scheduler.base import UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.cost import UnitCosts
 from spac.scheduler.logistic import LogisticScheduler
-from spac.scheduler.moe_spac_options import MoeSpacOptions
+from spac.scheduler.options import MoeSpacOptions
 from spac.scheduler.static import StaticScheduler
-from spac.scheduler.utility import UtilityEstimator
+from spac.scheduler.utility import WHOLE_STEP, UtilityEstimator
 from spac.scheduler.whole_layers import COSTS_EVERY, WholeLayers
 
-if TYPE_CHECKING:
-    from spac import _core
+_THRESHOLD = 2  # τ without the balancer
+_DECAY = 0.3  # part of a decayed count that is left after a step of WHOLE_STEP tokens
 
 
 class _Binary:
@@ -68,15 +66,12 @@ class MoeSpacScheduler(Scheduler):
     """Runs the full system by default; see `MoeSpacOptions` for its parts."""
 
     name = "moe-spac"
-    allow_fast: ClassVar[bool] = True
-    """False: use numpy throughout, for comparisons."""
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of MoeSpacOptions. Raise InputError for invalid ones."""
-        self.options = MoeSpacOptions(**options)
-        learns = self.options.ties == "learned" and self.options.speculative
-        self._learned = LogisticScheduler(margin=self.options.margin, whole=False) if learns else None
-        self._makes_whole = self.options.whole and self.options.evict and self.options.after_use == "keep"
+        self.options = given = MoeSpacOptions(**options)
+        learns = given.learned and given.speculative and not given.printed
+        self._learned = LogisticScheduler(whole=False) if learns else None
         self._last: Int32Array | None = None  # priorities of the plan in force
         self._last_order: Int32Array | None = None  # the order within levels by `_learned`
         self.wants_routes = learns  # type: ignore[misc]
@@ -106,9 +101,9 @@ class MoeSpacScheduler(Scheduler):
     def _start(self, view: View) -> Plan | None:
         options, exists = self.options, view.exists
         self._estimator: UtilityEstimator | _Binary = (
-            UtilityEstimator(exists, options.estimator) if options.speculative else _Binary(exists)
+            UtilityEstimator(exists, options) if options.speculative else _Binary(exists)
         )
-        self._averages = Averages(view.n_layer, self.n_level, options.warm_up)
+        self._averages = Averages(view.n_layer, self.n_level)
         self._exists = exists
         self._times = self._unit_times(view)
         pools = np.array([layer.pool for layer in view.layers], np.int32)
@@ -122,21 +117,18 @@ class MoeSpacScheduler(Scheduler):
             self._learned.on(Event.START, replace(view, pool_slots=np.zeros_like(view.pool_slots)))
             self._last_order = np.zeros(exists.shape, np.int32)
         self._levels = Levels(self.utility, self.n_level)
-        fixed = self.n_level if options.balance else min(options.threshold, self.n_level)
+        fixed = self.n_level if options.balance else min(_THRESHOLD, self.n_level)
         self.threshold = np.full(view.n_layer, fixed, np.int32)
-        self._fast = self._make_fast()
         if not options.prefetch:
             return StaticScheduler().on(Event.START, view)
         return Plan.nothing(view.n_layer, view.n_expert)
 
     def _next_plan(self, view: View) -> Plan:
         if self._learned is not None:
-            if self._makes_whole and self._whole.observe(view, self._learned.probability, self._last):
+            if self.options.evict and self._whole.observe(view, self._learned.probability, self._last):
                 self._pools = Pools(self._pools.of_layer, self._whole.slots_left)
             if (plan := self._learned.on(Event.VERIFY_END, view)) is not None:
                 self._last_order = self._within_level(plan.priority)
-        if self._fast is not None:
-            return self._fast_step(self._fast, view)
         utility = self._estimator.observe(view.demand, view.n_verified)
         resident = view.slot_of >= 0
         if self.options.balance:
@@ -173,73 +165,17 @@ class MoeSpacScheduler(Scheduler):
             )
         if self.options.balance:
             self.threshold = np.clip(state["threshold"], 1, self.n_level)
-        self._fast = self._make_fast()
 
     def _unit_times(self, view: View) -> Times:
         """Return the present unit times of all layers."""
-        options, by_expert = self.options, self.options.cost_by_expert
-        if options.costs is not None:
-            units = [options.costs] * view.n_layer
-        elif view.costs is not None:
+        by_expert = not self.options.printed
+        if view.costs is not None:
             costs = view.costs.costs
             pools = [UnitCosts.of(each, costs.draft_token_s, by_expert=by_expert) for each in costs.experts]
             units = [pools[layer.pool] for layer in view.layers]
         else:
             units = [UnitCosts.guessed(layer.expert_bytes, by_expert=by_expert) for layer in view.layers]
         return Times.of(tuple(units))
-
-    def _make_fast(self) -> _core.MoeSpac | None:
-        """Return the C++ implementation on the same arrays (csrc/core/moe_spac.h).
-
-        Return None for options that it lacks.
-        """
-        options, estimator, averages = self.options, self._estimator, self._averages
-        default = options.balance and options.evict and options.after_use == "keep" and not options.strict
-        known = options.ties in ("learned", "count") and options.form == "level"
-        if not (default and known and self.allow_fast):
-            return None
-        if not isinstance(estimator, UtilityEstimator):
-            return None
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "exists": self._exists.view(np.uint8),
-            "pool": self._pools.of_layer,
-            "pool_slots": self._whole.slots_left,
-            "whole": self._whole.whole,
-            "utility": estimator.utility,
-            "up": estimator.up,
-            "down": estimator.down,
-            "last": estimator.last,
-            "count": self._count,
-            "used": self._used,
-            "hot": averages.shares,
-            "total": averages.total,
-        }
-        from spac import _core  # imported here because options are read before the library is loaded
-
-        fast = _core.MoeSpac(
-            arrays, self.n_level, options.draft_length + 1, options.forgetting, options.adapt
-        )
-        fast.set_times(*self._times.rows)
-        return fast
-
-    def _fast_step(self, fast: _core.MoeSpac, view: View) -> Plan:
-        options = self.options
-        self._step += 1
-        if view.costs is not None and view.step % COSTS_EVERY == 0:
-            self._times = self._unit_times(view)
-            fast.set_times(*self._times.rows)
-        kept = options.decay ** min(1.0, view.n_verified / (options.draft_length + 1))
-        priority, threshold, self.threshold = fast.step(
-            view.demand,
-            view.slot_of,
-            view.n_verified,
-            view.n_drafted,
-            self._step,
-            self._averages.next_share(),
-            kept,
-            self._last_order,
-        )
-        return Plan(priority, threshold)
 
     def _balanced(self, view: View, utility: Int32Array, resident: BoolArray) -> Int32Array:
         """Return τ for the next step, int32 [L]."""
@@ -248,7 +184,7 @@ class MoeSpacScheduler(Scheduler):
         if view.costs is not None and view.step % COSTS_EVERY == 0:
             self._times = self._unit_times(view)
         slots = Slots.of(self._levels, resident, self._pools, self._whole.whole == 0)
-        pose = as_printed if self.options.strict else best_first
+        pose = as_printed if self.options.printed else best_first
         return solve(pose(self._averages, slots, self._times, view.n_drafted))
 
     def _plan(self, view: View, utility: Int32Array, resident: BoolArray) -> Plan:
@@ -260,8 +196,8 @@ class MoeSpacScheduler(Scheduler):
             may_load = resident | (utility >= self.threshold[:, None])
             priority = np.where(may_load, 1 + self._recency(), 0).astype(np.int32)
             threshold = np.ones_like(self.threshold)
-        if options.after_use == "zero" and options.evict:
-            priority[resident & used] = 0
+        if options.printed and options.evict:
+            priority[resident & used] = 0  # Appendix D
         whole = self._whole.whole > 0
         threshold[whole] = (self.n_level + 1) * UNIT
         priority[whole[:, None] & self._exists] += (self.n_level + 1) * UNIT
@@ -269,17 +205,14 @@ class MoeSpacScheduler(Scheduler):
 
     def _order(self, view: View) -> Int32Array:
         """Return the order of experts within a level, int32 [L, N] in 0..2^20-1; the highest comes first."""
-        options = self.options
         self._step += 1
         self._used[view.demand > 0] = self._step
         if self._last_order is not None:
             return self._last_order
-        if options.ties == "none":
+        if self.options.printed:
             return np.zeros(view.demand.shape, np.int32)
-        if options.ties == "recent":
-            return self._recency()
-        share = np.sqrt(view.demand / view.n_verified) if options.speculative else view.demand > 0
-        kept = options.decay ** min(1.0, view.n_verified / (options.draft_length + 1))
+        share = np.sqrt(view.demand / view.n_verified) if self.options.speculative else view.demand > 0
+        kept = _DECAY ** min(1.0, view.n_verified / WHOLE_STEP)
         self._count *= kept
         self._count += (1 - kept) * share
         return (np.minimum(self._count, 1.0) * (UNIT - 1)).astype(np.int32)

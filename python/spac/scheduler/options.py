@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, ClassVar
 
 from spac.errors import InputError
@@ -116,6 +116,47 @@ class LogisticOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_gain("margin")
+
+
+@dataclass(frozen=True)
+class MoeSpacOptions(Options):
+    """The parameters of `moe-spac`, and a switch for every part that the paper's Table 4 leaves out."""
+
+    scheduler = "moe-spac"
+    presets = MappingProxyType({"paper": {"printed": True, "levels": 4}})
+    """The preset is the system as printed. Rows of Table 4 are further options."""
+
+    levels: int = 3
+    """K: the highest utility."""
+    forgetting: float = 0.1
+    """λ: the share of the newest change in the boundary calibration."""
+    printed: bool = False
+    """True: the system as printed, without what was added; docs/papers.md has the list."""
+    learned: bool = True
+    """False: decayed counts give the order within a level, and no layers are made whole.
+
+    So it is without `logistic`. The printed form and "w/o SpecUE" are so too.
+    """
+    speculative: bool = True
+    """False: "w/o SpecUE". The utility says whether the last step used the expert, and K = 1."""
+    adapt: bool = True
+    """False: "w/o AdaBC". The boundaries are fixed (3 and 1 in the printed form)."""
+    balance: bool = True
+    """False: "w/o HetWB". τ is 2 in all layers, or K if that is lower."""
+    prefetch: bool = True
+    """False: "w/o SG-Prefetcher". A static set of experts is resident."""
+    evict: bool = True
+    """False: "w/o SG-Evictor". Experts stay until a pool is full.
+
+    Then the least recently used expert is evicted, whatever its utility.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.levels <= 64:
+            raise self.refusal("levels", "1 to 64")
+        if not 0 <= self.forgetting <= 1:
+            raise self.refusal("forgetting", "0 to 1")
 
 
 @dataclass(frozen=True)
