@@ -42,8 +42,8 @@ ELSEWHERE = ("spac logistic, no draft", "llama.cpp, experts on CPU", "llama.cpp 
 """Parts of the names of bench.compare's rows, on the first budget and context and on the others."""
 PROFILES: dict[str, dict[str, str]] = {
     "in place": {},
-    "by own kernels": {"SPAC_EXCHANGE_KERNELS": "1"},
-    "by copies": {"SPAC_IN_PLACE": "0"},
+    "by own kernels": {"SPAC_FORM": "exchange-kernels"},
+    "by copies": {"SPAC_FORM": "no-in-place"},
     "in place again": {},
 }
 """Names of profiles of the card, with the variables of each. The first comes again: machines change."""

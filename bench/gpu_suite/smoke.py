@@ -53,16 +53,18 @@ class Form:
     uses: str = ""  # the statistic that counts what the form is about
     on_cpu: bool = False
     unpatched: bool = False  # llama.cpp as published, with the whole model on the device
+    parts: str = ""  # further words of SPAC_FORM
+    upload_threads: int = 0  # threads that bring pageable experts of prompts to pinned memory
     settings: tuple[tuple[str, str], ...] = field(default=())  # environment variables
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the form's process adds to this one's environment."""
-        found = {"SPAC_DEVICE_MASKS": str(int(self.masks)), "SPAC_LAUNCH_AHEAD": str(int(self.ahead))}
-        return {**found, **dict(self.settings)}
+        words = ["masks" if self.masks else "no-masks", "ahead" if self.ahead else "no-ahead", self.parts]
+        return {"SPAC_FORM": ",".join(words), **dict(self.settings)}
 
 
 NO_GRAPHS = (("GGML_CUDA_DISABLE_GRAPHS", "1"),)
-OWN_KERNELS = (("SPAC_IN_PLACE", "1"), ("SPAC_EXCHANGE_KERNELS", "1"))
+OWN_KERNELS = "in-place,exchange-kernels"
 FORMS = (
     Form("plain, on the CPU", on_cpu=True),
     Form("llama.cpp, on the device", unpatched=True),
@@ -80,17 +82,17 @@ FORMS = (
     Form("split, nothing resident"),
     Form("split, 25 %, masks, ahead, no graphs", "25%", masks=True, ahead=True, settings=NO_GRAPHS),
     Form("split, 25 %, masks, ahead, by copies", "25%", masks=True, ahead=True,
-         settings=(("SPAC_IN_PLACE", "0"),)),
+         parts="no-in-place"),
     Form("split, 25 %, masks, ahead, in place", "25%", masks=True, ahead=True, lookahead=1,
-         settings=(("SPAC_IN_PLACE", "1"),)),
-    Form("split, 25 %, in place", "25%", settings=(("SPAC_IN_PLACE", "1"),)),
+         parts="in-place"),
+    Form("split, 25 %, in place", "25%", parts="in-place"),
     Form("split, 25 %, masks, ahead, own kernels", "25%", masks=True, ahead=True, lookahead=1,
-         settings=OWN_KERNELS, uses="blocks_exchanged"),
-    Form("split, 25 %, masks, own kernels", "25%", masks=True, settings=OWN_KERNELS, uses="blocks_exchanged"),
+         parts=OWN_KERNELS, uses="blocks_exchanged"),
+    Form("split, 25 %, masks, own kernels", "25%", masks=True, parts=OWN_KERNELS, uses="blocks_exchanged"),
     Form("split, 25 %, masks, ahead, not pinned", "25%", masks=True, ahead=True,
-         settings=(("SPAC_PIN", "0"),)),
+         parts="no-pinned"),
     Form("split, 25 %, masks, prompt streamed by threads", "25%", masks=True, stream_batch=32,
-         settings=(("SPAC_PIN", "0"), ("SPAC_UPLOAD_THREADS", "2")), uses="stream_ring_bytes"),
+         parts="no-pinned", upload_threads=2, uses="stream_ring_bytes"),
     Form("split, 25 %, masks, ahead, loaded eagerly", "25%", masks=True, ahead=True,
          settings=(("CUDA_MODULE_LOADING", "EAGER"),)),
 )  # fmt: skip
@@ -105,6 +107,7 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
     """Return float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare.ours import logits, make_resident
+    from spac import _core
     from spac.config import EngineConfig
     from spac.model.c_api import echo_log
     from spac.model.pair import ModelPair
@@ -115,6 +118,7 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         stream_batch=form.stream_batch, threads=threads,
     )  # fmt: skip
     pair = ModelPair(config, None)
+    _core.set_upload_threads(form.upload_threads)
     try:
         make_resident(pair, form.slots)
         if pair.experts is not None:
@@ -133,6 +137,7 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         return np.concatenate(found)
     finally:
         pair.close()
+        _core.set_upload_threads(0)
         echo_log(None)
 
 

@@ -122,7 +122,7 @@ void bind_devices(py::module_ & m) {
     m.def(
         "set_exchange_kernels", &spac::set_exchange_kernels, py::arg("on"),
         "Choose if the hand-over in place uses spac's own kernels instead of ggml's, for graphs prepared from now on. "
-        "The device has to have them. None: no.");
+        "The device has to have them.");
     m.def("set_gate_timeout", &spac::set_gate_timeout, py::arg("seconds"),
           "Set the seconds that a thread waits at a stream gate, from the next wait on. After that, the graph fails "
           "and launching ahead is switched off. None: 20 s; 0: for ever.");
@@ -132,7 +132,7 @@ void bind_devices(py::module_ & m) {
     m.def(
         "set_upload_threads", &spac::set_upload_threads, py::arg("n"),
         "Set the threads that bring streamed experts from pageable to pinned memory, for weight streams made from now "
-        "on. 0: the driver does it; -1: measured; None: measured on real devices, 0 on the simulated device.");
+        "on. 0: the driver does it; -1: measured.");
     const spac::Pinning usual;
     m.def(
         "set_pinning",

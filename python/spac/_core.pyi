@@ -463,10 +463,10 @@ def set_hand_over_in_place(on: bool | None) -> None:
     on the simulated device.
     """
 
-def set_exchange_kernels(on: bool | None) -> None:
+def set_exchange_kernels(on: bool) -> None:
     """Set whether the hand-over in place uses spac's own kernels instead of ggml's.
 
-    This applies to graphs prepared from now on, on devices that have such kernels. None means no.
+    This applies to graphs prepared from now on, on devices that have such kernels.
     """
 
 def set_gate_timeout(seconds: float | None) -> None:
@@ -482,11 +482,11 @@ def set_trust_device_masks(on: bool | None) -> None:
     Without, the device compacts (token, expert) pairs. None means: devices whose kernels have been tried.
     """
 
-def set_upload_threads(n: int | None) -> None:
+def set_upload_threads(n: int) -> None:
     """Set how many threads bring a streamed prompt's experts from pageable to pinned memory, for uploads.
 
     This applies to prompts of sessions opened from now on. 0 leaves it to the driver, and -1 measures which
-    number is best. None means: measured on GPUs, and 0 on the simulated device.
+    number is best.
     """
 
 def set_pinning(*, on: bool = True, limit: int | None = None, slice: int = 1 << 30) -> None:

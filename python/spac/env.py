@@ -94,6 +94,35 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A variable that switches parts of the mechanism: their names, with commas, "no-" before what is off.
+
+    "safe" switches all parts off. Of words that contradict each other, the last one holds. `known` has the
+    parts and their meaning.
+    """
+
+    name: str
+    known: dict[str, str]
+    doc: str
+
+    def get(self, part: str) -> bool | None:
+        """Return True if a part is on and False if it is off; None if nothing is said about it.
+
+        Raise InputError for an unknown part.
+        """
+        found: dict[str, bool] = {}
+        for word in filter(None, map(str.strip, os.environ.get(self.name, "").split(","))):
+            named = word.removeprefix("no-")
+            if named not in self.known and word != "safe":
+                raise InputError(
+                    f"{self.name}: '{word}' is not valid: write safe, or parts with no- before what is "
+                    f"off, of {', '.join(self.known)}"
+                )
+            found |= dict.fromkeys(self.known, False) if word == "safe" else {named: named == word}
+        return found.get(part)
+
+
+@dataclass(frozen=True)
 class Choice:
     """A variable that is one of some words. An empty value counts as not set."""
 
@@ -192,23 +221,27 @@ SIMULATED_DEVICE = Pairs(
     "one device, as fast as memory, half of the host's.",
     former="SPAC_STAND_IN",
 )
-LAUNCH_AHEAD = Switch(
-    "SPAC_LAUNCH_AHEAD",
-    "1 queues the work after the CPU's part of a layer on the device before the CPU is done, if the device "
-    "can wait for the CPU. If it is not set, GPUs do this. The simulated device does not, because it shares "
-    "the CPU's cores. 0 is for comparisons, and for drivers on which it fails.",
-)
-IN_PLACE = Switch(
-    "SPAC_IN_PLACE",
-    "1 passes a layer's ids, input and rows between CPU and GPU in pinned memory, which kernels read and "
-    "write themselves. 0 copies them, which takes longer. If it is not set, CUDA does this, and the "
-    "simulated device does not. 0 is for comparisons, and for GPUs on which it fails.",
-)
-EXCHANGE_KERNELS = Switch(
-    "SPAC_EXCHANGE_KERNELS",
-    "1 makes the hand-over in place use two kernels of spac's own. One sends all that the CPU needs and "
-    "signals, and one reads those rows alone that the CPU has computed. If it is not set or 0, ggml's "
-    "kernels do this. No GPU has measured it yet.",
+FORM = Parts(
+    "SPAC_FORM",
+    {
+        "masks": "The device reads the ids masks itself. Without it, the CPU lists the resident experts, and "
+        "the device waits. CUDA, whose kernels have been tried, and the simulated device do this.",
+        "ahead": "The work after the CPU's part of a layer is queued on the device before the CPU is done. "
+        "GPUs do this. The simulated device does not, because it shares the CPU's cores.",
+        "in-place": "A layer's ids, input and rows pass between CPU and GPU in pinned memory, which kernels "
+        "read and write themselves. Without it, they are copied, which takes longer. CUDA does this.",
+        "pinned": "The driver pins experts in host memory: it registers the file's mapping. Without it, "
+        "copies go through a staging buffer, and prompts are slower. All drivers that can do this.",
+        "lookahead": "Layers look ahead where --lookahead is not given. GPUs do this.",
+        # No GPU has measured the others yet, so they are off unless they are named.
+        "exchange-kernels": "The hand-over in place uses two kernels of spac's own. One sends all that the "
+        "CPU needs and signals, and one reads those rows alone that the CPU has computed.",
+        "schedule-beside": "The scheduler works on a thread of its own while the next step computes.",
+        "upload-threads": "Threads bring experts of long prompts that are not pinned to pinned memory, where "
+        "that is faster than the driver's way. The first such copy decides it.",
+    },
+    "The form of the split, such as no-ahead,no-in-place. If nothing is said about a part, the device "
+    "decides. safe switches all parts off, for devices and drivers on which one fails.",
 )
 GATE_TIMEOUT = Number(
     "SPAC_GATE_TIMEOUT",
@@ -222,40 +255,11 @@ RPC_TIMEOUT = Number(
     "answer, or room for more data. After that the connection is lost. The longest such time is that of a "
     "prompt's graph on the server's layers. If it is not set, it is 60. 0 waits for ever.",
 )
-SCHEDULE_BESIDE = Switch(
-    "SPAC_SCHEDULE_BESIDE",
-    "1 lets the scheduler work on a thread of its own while the next step computes, so no step waits for it. "
-    "If it is not set, this is done beside GPUs, if two cores are left by the threads that compute.",
-)
-LOOKAHEAD = Switch(
-    "SPAC_LOOKAHEAD",
-    "1 makes layers look ahead where --lookahead is not given. If it is not set, GPUs do this, and the "
-    "simulated device does not.",
-)
-DEVICE_MASKS = Switch(
-    "SPAC_DEVICE_MASKS",
-    "1 makes the device read the ids masks itself, a GPU with the patched kernels. With 0, the CPU lists "
-    "the resident experts, and the device waits. If it is not set, CUDA reads them, whose kernels have been "
-    "tried, and so does the simulated device. 0 is for comparisons, and for GPUs on which bench/gpu_suite "
-    "fails.",
-)
-PIN = Switch(
-    "SPAC_PIN",
-    "1 makes the GPU's driver pin experts in host memory: it registers the file's mapping. With 0, copies "
-    "go through a staging buffer, and prompts are slower. If it is not set, as much is pinned as the driver "
-    "allows. 0 is for comparisons, and for drivers on which it fails.",
-)
 PIN_LIMIT = Size(
     "SPAC_PIN_LIMIT",
     "The most bytes of experts that may be pinned, of all models of the process together, such as 64G. "
-    "Experts beyond it are treated as with SPAC_PIN=0. If it is not set, all are pinned. Under WSL2, which "
-    "pins no more, half of the memory is.",
-)
-UPLOAD_THREADS = Number(
-    "SPAC_UPLOAD_THREADS",
-    "The number of threads that bring experts of long prompts to pinned memory, where they are not pinned. 0 "
-    "leaves this to the GPU's driver. If it is not set, the best number is measured at the first such copy, "
-    "and the simulated device has none.",
+    "Experts beyond it are treated as with SPAC_FORM=no-pinned. If it is not set, all are pinned. Under "
+    "WSL2, which pins no more, half of the memory is.",
 )
 CPU_KERNELS = Switch(
     "SPAC_CPU_KERNELS",

@@ -140,7 +140,7 @@ def test_a_device_that_hangs_fails_every_graph_and_lets_the_process_end(tiny_mod
 
 
 def test_an_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(env.LAUNCH_AHEAD.name, "1")
+    monkeypatch.setenv(env.FORM.name, "ahead")
     monkeypatch.setenv(env.GATE_TIMEOUT.name, "1.5")
     config = EngineConfig(
         target=str(files("spac.demo") / "target.gguf"),

@@ -87,11 +87,11 @@ def test_every_form_of_smoke_is_tried(name: str, monkeypatch: pytest.MonkeyPatch
     """A form that does not use what it is about fails. All give the CPU's logits on the simulated device."""
     forms = {form.name: form for form in smoke.FORMS}
     wanted = smoke.compute(forms["plain, on the CPU"], "simulated", 1)
-    for variable, value in forms[name].settings:  # the next model that is loaded reads them
+    for variable, value in forms[name].environment().items():  # the next model that is loaded reads them
         monkeypatch.setenv(variable, value)
     assert smoke.error(smoke.compute(forms[name], "simulated", 1), wanted) == 0
     if forms[name].uses:
-        monkeypatch.setenv("SPAC_EXCHANGE_KERNELS", "0")
+        monkeypatch.setenv("SPAC_FORM", "safe")
         with pytest.raises(RuntimeError, match=f"its {forms[name].uses} is 0"):
             smoke.compute(replace(forms[name], slots="0", stream_batch=0), "simulated", 1)
 

@@ -39,3 +39,20 @@ def test_a_number_or_nothing(monkeypatch):
         monkeypatch.setenv(env.GATE_TIMEOUT.name, text)
         with pytest.raises(InputError, match=text):
             env.GATE_TIMEOUT.get()
+
+
+def test_the_form(monkeypatch):
+    """Each word is a part, or switches one off. The last word about a part holds, and safe is about all."""
+    parts = "ahead", "masks", "exchange-kernels"
+    for text, values in {
+        "": (None, None, None),
+        "no-ahead, masks": (False, True, None),
+        "ahead,no-ahead": (False, None, None),
+        "exchange-kernels,safe,masks": (False, True, False),
+    }.items():
+        monkeypatch.setenv("SPAC_FORM", text)
+        assert tuple(map(env.FORM.get, parts)) == values
+    for text in ("fast", "no-safe", "ahead=1", "no-"):
+        monkeypatch.setenv("SPAC_FORM", text)
+        with pytest.raises(InputError, match=f"SPAC_FORM: '{text}' is not valid: write safe, or parts"):
+            env.FORM.get("ahead")

@@ -26,9 +26,7 @@ NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the switches that the tests' environment has set."""
     monkeypatch.setattr("spac.model.devices.choose_device", lambda _: simulated_device())
-    for mechanism in MECHANISMS:
-        if mechanism.switch is not None:
-            monkeypatch.delenv(mechanism.switch.name, raising=False)
+    monkeypatch.delenv(env.FORM.name, raising=False)
     monkeypatch.delenv(env.GATE_TIMEOUT.name, raising=False)
 
 
@@ -81,14 +79,14 @@ def test_a_gate_that_the_device_does_not_reach(monkeypatch: pytest.MonkeyPatch) 
     assert found[AHEAD.name].state == "fault"
     assert found[AHEAD.name].found.startswith("crashed: spac: launching ahead was switched off")
     assert "within 0.4 s" in found[AHEAD.name].found
-    assert found[AHEAD.name].why == "set SPAC_LAUNCH_AHEAD=0"
+    assert found[AHEAD.name].why == "add no-ahead to SPAC_FORM"
     assert [name for name in found if found[name].state == "fault"] == [AHEAD.name]
     assert found[TOGETHER].found == "works"  # they run without the one that failed
 
     # The next check runs as the finding advises, and the environment stays as it was.
-    (demo,) = trial.heeded(lambda: iter([Finding("demo", "ok", os.environ["SPAC_LAUNCH_AHEAD"])]))
-    assert demo.found == "0"
-    assert "SPAC_LAUNCH_AHEAD" not in os.environ
+    (demo,) = trial.heeded(lambda: iter([Finding("demo", "ok", os.environ["SPAC_FORM"])]))
+    assert demo.found.split(",")[-1] == "no-ahead"
+    assert not os.environ["SPAC_FORM"]
 
 
 def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,14 +159,14 @@ def pretend(*made: Result) -> tuple[dict[str, Finding], Pretended]:
 
 
 def test_what_the_user_has_switched_off_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPAC_IN_PLACE", "0")
+    monkeypatch.setenv("SPAC_FORM", "no-in-place")
     found, test = pretend(Result(IN_PLACE.name, "no answer", "no answer within 15 s"))
     assert found[IN_PLACE.name].state == "off"
-    assert found[IN_PLACE.name].why == "not used: SPAC_IN_PLACE=0"
+    assert found[IN_PLACE.name].why == "not used: SPAC_FORM switches in-place off"
     assert IN_PLACE.name not in test.asked
-    monkeypatch.setenv("SPAC_DEVICE_MASKS", "0")
+    monkeypatch.setenv("SPAC_FORM", "no-in-place,no-masks")
     found, test = pretend()
-    assert found[AHEAD.name].why == "not used: SPAC_DEVICE_MASKS=0"  # the mechanism needs masks
+    assert found[AHEAD.name].why == "not used: SPAC_FORM switches masks off"  # the mechanism needs masks
     assert not {MASKS.name, AHEAD.name, IN_PLACE.name} & test.asked
 
 
@@ -178,7 +176,7 @@ def test_every_failure_says_what_to_do() -> None:
         Result(IN_PLACE.name, "idle", "not there"),
     )  # fmt: skip
     assert found[STREAMED.name].why == "give --stream-batch 0"
-    assert found[TOGETHER].why.startswith("set SPAC_LAUNCH_AHEAD=0, then")
+    assert found[TOGETHER].why.startswith("add no-ahead to SPAC_FORM, then")
     assert found[IN_PLACE.name].state == "off"
     assert test.asked == frozenset(NAMES[1:]) - {STREAMED.name, IN_PLACE.name, EXCHANGE.name}
     assert all(bool(finding.why) == (finding.state != "ok") for finding in found.values())
@@ -189,14 +187,14 @@ def test_what_needs_a_choice_is_tried_and_not_used(monkeypatch: pytest.MonkeyPat
     """spac's own kernels for the hand-over are off until the user switches them on."""
     found, test = pretend()
     assert (found[EXCHANGE.name].state, found[EXCHANGE.name].found) == ("off", "works")
-    assert found[EXCHANGE.name].why == "not used without SPAC_EXCHANGE_KERNELS=1"
+    assert found[EXCHANGE.name].why == "not used without SPAC_FORM=exchange-kernels"
     assert EXCHANGE.name not in test.asked
-    monkeypatch.setenv("SPAC_EXCHANGE_KERNELS", "1")
+    monkeypatch.setenv("SPAC_FORM", "exchange-kernels")
     found, test = pretend()
     assert found[EXCHANGE.name].state == "ok"
     assert {EXCHANGE.name, IN_PLACE.name} <= test.asked
-    monkeypatch.setenv("SPAC_IN_PLACE", "0")
-    assert pretend()[0][EXCHANGE.name].why == "not used: SPAC_IN_PLACE=0"
+    monkeypatch.setenv("SPAC_FORM", "exchange-kernels,no-in-place")
+    assert pretend()[0][EXCHANGE.name].why == "not used: SPAC_FORM switches in-place off"
 
 
 def test_by_default_the_simulated_device_is_not_tried() -> None:
@@ -218,7 +216,7 @@ def test_the_option_and_the_exit_code(
     assert doctor.main(["--self-test"]) == int(failing)
     out = capsys.readouterr().out
     assert ("device masks        no answer within 15 s" in out) == failing
-    assert ("set SPAC_DEVICE_MASKS=0" in out) == failing
+    assert ("add no-masks to SPAC_FORM" in out) == failing
 
 
 def test_the_error_and_the_line_that_tells(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def generate(n_tokens=60, **options):
 @pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "not ahead"])
 def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
     """Copies take no time, and a layer takes milliseconds, so every rightly foreseen expert is a hit."""
-    monkeypatch.setenv("SPAC_LAUNCH_AHEAD", str(int(ahead)))
+    monkeypatch.setenv("SPAC_FORM", "ahead" if ahead else "no-ahead")
     _core.set_simulated_device(latency_us=200)
     text, without = generate()
     again, foreseen = generate(lookahead=2)
@@ -107,16 +107,16 @@ def test_a_layer_behind_the_last_is_never_foreseen():
     ("options", "switch", "layers"),
     [
         ({"scheduler": "logistic"}, "", 0),  # the simulated device does not look ahead by default
-        ({"scheduler": "logistic"}, "1", 3),
-        ({"scheduler": "logistic", "lookahead": 2}, "0", 2),
-        ({"scheduler": "logistic", "deterministic": True}, "1", 0),
-        ({"scheduler": "static"}, "1", 0),
+        ({"scheduler": "logistic"}, "lookahead", 3),
+        ({"scheduler": "logistic", "lookahead": 2}, "no-lookahead", 2),
+        ({"scheduler": "logistic", "deterministic": True}, "lookahead", 0),
+        ({"scheduler": "static"}, "lookahead", 0),
         ({"scheduler": "static", "lookahead": 2}, "", 2),
-        ({"scheduler": "none", "lookahead": 2}, "1", 0),
+        ({"scheduler": "none", "lookahead": 2}, "lookahead", 0),
     ],
 )
 def test_who_looks_ahead_by_default(options, switch, layers, monkeypatch):
-    monkeypatch.setenv("SPAC_LOOKAHEAD", switch)
+    monkeypatch.setenv("SPAC_FORM", switch)
     stats = generate(8, **options)[1]
     assert stats.lookahead == layers
     assert (stats.foreseen > 0) == (layers > 0)

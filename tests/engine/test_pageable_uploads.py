@@ -10,7 +10,6 @@ import pytest
 from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.errors import InputError
 from spac.model import pinning
 from tools.models import Shape, write_model
 
@@ -26,15 +25,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def defaults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in (env.UPLOAD_THREADS.name, env.PIN.name, env.PIN_LIMIT.name):
+    for name in (env.FORM.name, env.PIN_LIMIT.name):
         monkeypatch.delenv(name, raising=False)
     yield
     _core.set_simulated_device()
-    _core.set_upload_threads(None)
+    _core.set_upload_threads(0)
 
 
-def read(target: Path, measured: bool = False, slots: str | int = "40%") -> tuple[str, dict[str, int]]:
-    """Return a text and the counters of its prompt."""
+def read(target: Path, n_threads: int = 0, slots: str | int = "40%") -> tuple[str, dict[str, int]]:
+    """Return a text and the counters of its prompt. n_threads: -1 measures which number is best."""
     config = EngineConfig(
         target=target, device="simulated", threads=1, ctx=512, stream_batch=16, scheduler="static",
         slots=slots, governor="fixed", state="off", sampling=SamplingConfig(temp=0.0, ignore_eos=True),
@@ -42,8 +41,8 @@ def read(target: Path, measured: bool = False, slots: str | int = "40%") -> tupl
     with Engine(config) as engine:
         assert engine.experts is not None
         assert engine.experts.settle(10)
-        if measured:
-            _core.set_upload_threads(-1)
+        if n_threads:
+            _core.set_upload_threads(n_threads)
         return "".join(engine.generate(PROMPT, 16)), engine.experts.stats
 
 
@@ -51,7 +50,7 @@ def read(target: Path, measured: bool = False, slots: str | int = "40%") -> tupl
 def expected(target: Path) -> str:
     text, stats = read(target)
     assert stats["stream_bytes"] > 0
-    assert stats["stream_ring_bytes"] == 0  # the simulated device's own way
+    assert stats["stream_ring_bytes"] == 0  # the driver's own way, which nobody has to choose
     return text
 
 
@@ -61,39 +60,25 @@ def test_all_uploads_pass_the_ring(
     target: Path, expected: str, n_threads: int, slots: str | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device is slow and its copies are late, so a chunk that were filled too early would be noticed."""
-    monkeypatch.setenv(env.UPLOAD_THREADS.name, str(n_threads))
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "upload_gb_s=2,delay_us=200")
-    text, stats = read(target, slots=slots)
+    text, stats = read(target, n_threads, slots)
     assert text == expected
     assert stats["stream_ring_bytes"] == stats["stream_bytes"] > 0
 
 
 def test_pinned_experts_need_no_ring(target: Path, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinning, "SLICE", 1 << 20)
-    monkeypatch.setenv(env.UPLOAD_THREADS.name, "2")
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "pin_limit_mb=30")
-    text, stats = read(target)
+    text, stats = read(target, 2)
     assert text == expected
     assert 0 < stats["stream_ring_bytes"] < stats["stream_bytes"]
 
 
-def test_the_measured_way(target: Path, expected: str) -> None:
+@pytest.mark.parametrize("by", ["the setting", "the variable"])
+def test_the_measured_way(target: Path, expected: str, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial copies real experts, so that a wrong copy would change the text whichever way wins."""
-    text, stats = read(target, measured=True)
+    if by == "the variable":
+        monkeypatch.setenv(env.FORM.name, "upload-threads")
+    text, stats = read(target, -1 if by == "the setting" else 0)
     assert text == expected
     assert stats["stream_ring_bytes"] in (0, stats["stream_bytes"])
-
-
-def test_no_threads_leave_it_to_the_driver(
-    target: Path, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(env.UPLOAD_THREADS.name, "0")
-    text, stats = read(target)
-    assert text == expected
-    assert stats["stream_ring_bytes"] == 0
-
-
-def test_a_number_is_checked(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(env.UPLOAD_THREADS.name, "many")
-    with pytest.raises(InputError, match="SPAC_UPLOAD_THREADS: 'many' is not a number from 0 on"):
-        read(target)

@@ -60,7 +60,7 @@ def target(tiny_model: Any) -> Any:
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(env.SCHEDULE_BESIDE.name, "1")
+    monkeypatch.setenv(env.FORM.name, "schedule-beside")
 
 
 def config(target: Any, **options: Any) -> EngineConfig:
@@ -125,9 +125,9 @@ def test_what_fails_is_raised_once() -> None:
 @pytest.mark.parametrize("drafts", [False, True], ids=["no draft", "n-grams"])
 def test_the_scheduler_sees_the_same(target: Any, monkeypatch: pytest.MonkeyPatch, drafts: bool) -> None:
     options = {"draft_type": "ngram-simple", "draft_length": 3} if drafts else {}
-    monkeypatch.setenv(env.SCHEDULE_BESIDE.name, "0")
+    monkeypatch.setenv(env.FORM.name, "no-schedule-beside")
     usual = run(target, **options)
-    monkeypatch.setenv(env.SCHEDULE_BESIDE.name, "1")
+    monkeypatch.setenv(env.FORM.name, "schedule-beside")
     found = run(target, **options)
     assert found.texts == usual.texts
     assert found.seen.threads.isdisjoint({get_ident()})

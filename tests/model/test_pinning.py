@@ -27,7 +27,7 @@ PROMPT = "Once upon a time there was a small fox who lived in the wood. " * 8
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(pinning, "SLICE", 256 << 10)
-    monkeypatch.delenv("SPAC_PIN", raising=False)
+    monkeypatch.delenv("SPAC_FORM", raising=False)
     monkeypatch.delenv("SPAC_PIN_LIMIT", raising=False)
     yield
     _core.set_simulated_device()
@@ -126,7 +126,7 @@ def test_a_limit(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_can_be_switched_off(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pinnable(monkeypatch, 64)
-    monkeypatch.setenv("SPAC_PIN", "0")
+    monkeypatch.setenv("SPAC_FORM", "no-pinned")
     run = Run()
     assert (run.memory, run.bytes.pinned, run.bytes.why, run.notes) == ("staged", 0, "off", [])
     assert run.text == staged.text
@@ -220,5 +220,5 @@ def test_wsl2_pins_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pinning.outlook([]) == ("up to 8.0 GiB", "")
     monkeypatch.setenv("SPAC_PIN_LIMIT", "12G")
     assert pinning.limit() == 12 << 30
-    monkeypatch.setenv("SPAC_PIN", "0")
-    assert pinning.outlook([]) == ("off", "SPAC_PIN=0: uploads are slower")
+    monkeypatch.setenv("SPAC_FORM", "no-pinned")
+    assert pinning.outlook([]) == ("off", "SPAC_FORM switches it off: uploads are slower")

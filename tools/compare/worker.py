@@ -141,7 +141,7 @@ def _observe(
     finally:
         core.set_launch_ahead(None)
         core.set_hand_over_in_place(None)
-        core.set_exchange_kernels(None)
+        core.set_exchange_kernels(False)
         experts.set_miss("cpu", False)
     after = dict(experts.stats)
     return steps, {

@@ -39,8 +39,8 @@ class Job:
     card: Mapping[str, Any] = field(default_factory=dict)  # PRETEND_CUDA_…, without the prefix
 
     def environment(self) -> dict[str, str]:
-        switches = {"SPAC_DEVICE_MASKS": int(self.masked), "SPAC_LAUNCH_AHEAD": int(self.ahead),
-                    "SPAC_EXCHANGE_KERNELS": int(self.exchanged)}  # fmt: skip
+        parts = {"masks": self.masked, "ahead": self.ahead, "exchange-kernels": self.exchanged}
+        switches = {"SPAC_FORM": ",".join(part if on else f"no-{part}" for part, on in parts.items())}
         card = {f"PRETEND_CUDA_{name}": value for name, value in self.card.items()}
         card.setdefault("PRETEND_CUDA_VOCABULARY", self.vocabulary)
         card.setdefault("PRETEND_CUDA_EXECUTE", "")  # overrides the environment of test_executed.py

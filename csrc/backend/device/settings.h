@@ -27,10 +27,10 @@ void                set_hand_over_in_place(std::optional<bool> on);
 std::optional<bool> hand_over_in_place();
 
 // Switches the kernels of the hand-off in place: spac's own ones (exchange.h) instead of ggml's lookups and sums. The
-// setting holds for graphs that are prepared from now on. The device must have a gate and these kernels. Without a
-// choice it is off, since no GPU has measured it yet.
-void                set_exchange_kernels(std::optional<bool> on);
-std::optional<bool> exchange_kernels();
+// setting holds for graphs that are prepared from now on. The device must have a gate and these kernels. It is off at
+// first, since no GPU has measured it yet.
+void set_exchange_kernels(bool on);
+bool exchange_kernels();
 
 // Switches whether devices read masks of ids with their own kernels. The setting holds for contexts that are made from
 // now on. Without a choice, devices do whose masked kernels have been tested: CUDA's patched kernels (tools/cuda_host)
@@ -50,9 +50,8 @@ Pinning pinning();
 
 // Sets the number of threads that bring the experts of streamed prompts from pageable to pinned memory for uploads. 0
 // leaves this to the driver, and a negative number measures which number is best, 0 included. The setting holds for
-// weight streams that are made from now on. Without a choice it is measured on real devices, and 0 on the simulated
-// device, whose copies take the CPU's cores themselves.
-void               set_upload_threads(std::optional<int> n);
-std::optional<int> upload_threads();
+// weight streams that are made from now on. It is 0 at first, since no GPU has measured it yet.
+void set_upload_threads(int n);
+int  upload_threads();
 
 } // namespace spac

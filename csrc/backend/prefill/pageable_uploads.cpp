@@ -1,6 +1,5 @@
 #include "backend/prefill/pageable_uploads.h"
 
-#include "backend/device/capabilities.h"
 #include "backend/device/event_wait.h"
 #include "backend/device/settings.h"
 
@@ -106,9 +105,7 @@ void PageableUploads::upload(ggml_tensor & to, const char * from, size_t offset,
 }
 
 std::unique_ptr<PageableUploads> best_uploads(ggml_backend_t stream, const TrialUpload & trial) {
-    const std::optional<int> chosen   = upload_threads();
-    const bool               measures = chosen ? *chosen < 0 : extension_of(stream) == nullptr;
-    const int                n        = measures ? fastest_on_device(stream, trial) : chosen.value_or(0);
+    const int chosen = upload_threads(), n = chosen < 0 ? fastest_on_device(stream, trial) : chosen;
     return n > 0 ? PageableUploads::make(stream, n) : nullptr;
 }
 

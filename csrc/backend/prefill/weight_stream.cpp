@@ -139,7 +139,7 @@ void WeightStream::fill(const WeightTurn & turn, ModelExperts & experts, int lay
 // Queues the copy of pageable bytes over the link. Returns the number of those that pass our pinned ring. The first
 // copy that is large enough is made in several ways, to choose one.
 size_t WeightStream::upload(ggml_tensor & staged, const char * from, size_t offset, size_t bytes) {
-    if (!way_chosen_ && (bytes >= least_trial_bytes || upload_threads().value_or(-1) >= 0)) {
+    if (!way_chosen_ && (bytes >= least_trial_bytes || upload_threads() >= 0)) {
         way_chosen_ = true;
         pageable_   = best_uploads(stream_.get(), [&](PageableUploads * way) {
             const size_t n = std::min(bytes, most_trial_bytes);

@@ -138,8 +138,8 @@ void GraphCache::make_numbers() {
 
 InPlace GraphCache::in_place() const {
     const bool on        = hand_over_in_place().value_or(!stream_.capabilities().shares_host_cores) && host_pinned();
-    const bool exchanged = on && numbers_ != nullptr && exchange_kernels().value_or(false) &&
-                           stream_.gate() != nullptr && stream_.gate()->exchange() != nullptr;
+    const bool exchanged = on && numbers_ != nullptr && exchange_kernels() && stream_.gate() != nullptr &&
+                           stream_.gate()->exchange() != nullptr;
     return {host_buffer_.get(), on ? numbers_ : nullptr, exchanged};
 }
 

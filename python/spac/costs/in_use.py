@@ -93,5 +93,5 @@ class TokenTime:
 
 def spares_hand_offs(pair: Pair) -> bool:
     """Return True if a layer whose experts are all resident runs without the CPU."""
-    device, chosen = pair.device, env.DEVICE_MASKS.get()
+    device, chosen = pair.device, env.FORM.get("masks")
     return device is None or (device.reads_masks if chosen is None else chosen)

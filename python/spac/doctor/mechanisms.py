@@ -17,10 +17,10 @@ class Mechanism:
     """One way to make the split faster. The plain split uses none."""
 
     name: str
-    switch: env.Switch | None = None
-    """The variable that switches it; None if an option does."""
+    part: str = ""
+    """The part of SPAC_FORM that it is; "" if an option switches it."""
     option: str = ""
-    """The option that switches it off if `switch` is None."""
+    """The option that switches it off if it is no part."""
     needs: tuple[str, ...] = ()
     """The names of the mechanisms that it needs."""
     counter: str = ""
@@ -33,27 +33,27 @@ class Mechanism:
     @property
     def remedy(self) -> str:
         """The setting that switches it off, in words."""
-        return f"set {self.switch.name}=0" if self.switch is not None else f"give {self.option}"
+        return f"add no-{self.part} to {env.FORM.name}" if self.part else f"give {self.option}"
 
     @property
     def refused(self) -> bool:
         """True if the user has switched it off."""
-        return self.switch is not None and self.switch.get() is False
+        return env.FORM.get(self.part) is False
 
     @property
     def chosen(self) -> bool:
         """True if the user has switched it on."""
-        return self.switch is not None and self.switch.get() is True
+        return env.FORM.get(self.part) is True
 
 
-MASKS = Mechanism("device masks", env.DEVICE_MASKS, usual_everywhere=True)
-AHEAD = Mechanism("launching ahead", env.LAUNCH_AHEAD, needs=(MASKS.name,), counter="ahead_ns")
-IN_PLACE = Mechanism("hand-over in place", env.IN_PLACE)
-EXCHANGE = Mechanism("hand-over by own kernels", env.EXCHANGE_KERNELS, needs=(IN_PLACE.name,),
+MASKS = Mechanism("device masks", "masks", usual_everywhere=True)
+AHEAD = Mechanism("launching ahead", "ahead", needs=(MASKS.name,), counter="ahead_ns")
+IN_PLACE = Mechanism("hand-over in place", "in-place")
+EXCHANGE = Mechanism("hand-over by own kernels", "exchange-kernels", needs=(IN_PLACE.name,),
                      counter="blocks_exchanged", by_choice=True)  # fmt: skip
-PINNED = Mechanism("pinned experts", env.PIN, usual_everywhere=True)
+PINNED = Mechanism("pinned experts", "pinned", usual_everywhere=True)
 STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
-LOOKAHEAD = Mechanism("looking ahead", env.LOOKAHEAD, counter="foreseen")
+LOOKAHEAD = Mechanism("looking ahead", "lookahead", counter="foreseen")
 MECHANISMS = (MASKS, AHEAD, IN_PLACE, EXCHANGE, PINNED, STREAMED, LOOKAHEAD)
 """All mechanisms. Each stands after those that it needs."""
 BY_NAME = {mechanism.name: mechanism for mechanism in MECHANISMS}
@@ -73,7 +73,7 @@ def without_orphans(names: Iterable[str]) -> frozenset[str]:
 def settings_of(names: Iterable[str]) -> dict[str, str]:
     """Return the variables of a process in which these mechanisms are on and all others are off."""
     on = frozenset(names)
-    return {m.switch.name: str(int(m.name in on)) for m in MECHANISMS if m.switch is not None}
+    return {env.FORM.name: ",".join(["safe", *(m.part for m in MECHANISMS if m.part and m.name in on)])}
 
 
 def there_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
@@ -93,9 +93,9 @@ def used_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
 def why_unused(mechanism: Mechanism) -> str:
     """Return the reason why a run does not use a mechanism."""
     for other in MECHANISMS:
-        if other.name in with_needs(mechanism) and other.refused and other.switch is not None:
-            return f"not used: {other.switch.name}=0"
-    choice = f"{mechanism.switch.name}=1" if mechanism.switch is not None else "--stream-batch"
+        if other.name in with_needs(mechanism) and other.refused:
+            return f"not used: {env.FORM.name} switches {other.part} off"
+    choice = f"{env.FORM.name}={mechanism.part}" if mechanism.part else "--stream-batch"
     if mechanism.by_choice:
         return f"not used without {choice}"
     return f"not used on the simulated device without {choice}"

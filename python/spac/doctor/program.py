@@ -94,7 +94,7 @@ def _expert_memory(way: str, shares_host_memory: bool) -> tuple[State, str, str]
     return (
         "off",
         way,
-        "the mapping of the model is not pinned, or in part: uploads are slower (the driver, SPAC_PIN, "
+        "the mapping of the model is not pinned, or in part: uploads are slower (the driver, SPAC_FORM, "
         "SPAC_PIN_LIMIT)",
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from spac.doctor.mechanisms import AHEAD, BY_NAME, used_on, why_unused, without_orphans
+from spac.env import FORM
 
 if TYPE_CHECKING:
     from spac._core import DeviceInfo
@@ -38,7 +39,7 @@ class Trial:
         """
         self._wanted, self._make = wanted, make
         self._unusable = ""
-        self._switches: dict[str, str] = {}
+        self._off: list[str] = []
 
     def findings(self) -> Iterator[Finding]:
         """Try every mechanism, and yield the finding of each as soon as it is known."""
@@ -69,12 +70,12 @@ class Trial:
         if self._unusable:
             yield Finding("demo", "off", "not run", self._unusable)
             return
-        before = {name: os.environ.get(name) for name in self._switches}
-        os.environ.update(self._switches)
+        before = os.environ.get(FORM.name, "")
+        os.environ[FORM.name] = ",".join([before, *self._off])
         try:
             yield from check()
         finally:
-            _restore(before)
+            os.environ[FORM.name] = before
 
     def _plain(self, result: Result, device: DeviceInfo) -> Finding:
         if not result.failed:
@@ -84,8 +85,8 @@ class Trial:
 
     def _one(self, result: Result, device: DeviceInfo) -> Finding:
         mechanism = BY_NAME[result.name]
-        if result.failed and mechanism.switch is not None:
-            self._switches[mechanism.switch.name] = "0"
+        if result.failed and mechanism.part:
+            self._off.append(f"no-{mechanism.part}")
         if mechanism.refused:
             return Finding(result.name, "off", result.found, why_unused(mechanism))
         if result.failed:
@@ -102,13 +103,6 @@ class Trial:
         if not result.failed:
             return Finding(result.name, "ok", result.found)
         self._unusable = "the mechanisms that work alone fail together"
-        first = f"set {AHEAD.switch.name}=0" if AHEAD.switch is not None else ""
-        return Finding(result.name, "fault", result.found, f"{first}, then switch off others, one by one")
-
-
-def _restore(settings: Mapping[str, str | None]) -> None:
-    for name, value in settings.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        return Finding(
+            result.name, "fault", result.found, f"{AHEAD.remedy}, then switch off others, one by one"
+        )

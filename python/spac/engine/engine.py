@@ -38,7 +38,6 @@ from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
 from spac.engine.single_session import SingleSession, parameters_of, seeded
 from spac.errors import InputError
 from spac.governor import DraftLengthController, Governor, RooflineGovernor
-from spac.machine.cpu import physical_cores
 from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
@@ -311,14 +310,8 @@ class Engine:
 
     @property
     def _schedules_beside(self) -> bool:
-        """True if the scheduler works while the next step computes.
-
-        It needs a core, and so does the thread that queues work ahead.
-        """
-        if (chosen := env.SCHEDULE_BESIDE.get()) is not None:
-            return chosen
-        has_core = self._pair.threads + 2 <= physical_cores()
-        return has_core and all(not device.shares_host_cores for device in self.devices)
+        """True if the scheduler works while the next step computes."""
+        return env.FORM.get("schedule-beside") is True
 
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver

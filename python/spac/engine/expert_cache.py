@@ -230,7 +230,7 @@ class ExpertCache:
             return self._config.lookahead
         if self._config.deterministic or self._layers_ahead == 0:
             return 0
-        wanted = env.LOOKAHEAD.get()
+        wanted = env.FORM.get("lookahead")
         if wanted is None:
             # If experts exceed the host memory, a wrong prediction also costs a read from the disk.
             gains = self._device is not None and not self._device.shares_host_cores

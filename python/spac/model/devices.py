@@ -10,13 +10,12 @@ from spac.machine.device_memory import simulated_index
 
 def set_switches() -> None:
     """Set what the environment says about the mechanism, for contexts that are made later."""
-    _core.set_launch_ahead(env.LAUNCH_AHEAD.get())
-    _core.set_hand_over_in_place(env.IN_PLACE.get())
-    _core.set_exchange_kernels(env.EXCHANGE_KERNELS.get())
+    _core.set_launch_ahead(env.FORM.get("ahead"))
+    _core.set_hand_over_in_place(env.FORM.get("in-place"))
+    _core.set_exchange_kernels(env.FORM.get("exchange-kernels") is True)
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
-    _core.set_trust_device_masks(env.DEVICE_MASKS.get())
-    threads = env.UPLOAD_THREADS.get()
-    _core.set_upload_threads(None if threads is None else int(threads))
+    _core.set_trust_device_masks(env.FORM.get("masks"))
+    _core.set_upload_threads(-1 if env.FORM.get("upload-threads") else 0)
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:

@@ -19,7 +19,7 @@ _READ_ONLY = 113  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
 
 def set_pinning() -> None:
     """Set the environment's pinning for models that are loaded later. Raises InputError, with one line."""
-    _core.set_pinning(on=env.PIN.get() is not False, limit=limit(), slice=SLICE)
+    _core.set_pinning(on=env.FORM.get("pinned") is not False, limit=limit(), slice=SLICE)
 
 
 def limit() -> int | None:
@@ -86,8 +86,8 @@ def registers_read_only(device: str) -> bool:
 
 def outlook(devices: list[_core.DeviceInfo]) -> tuple[str, str]:
     """Return what would be pinned, and the reason for less than all, before a model is loaded."""
-    if env.PIN.get() is False:
-        return "off", f"{env.PIN.name}=0: uploads are slower"
+    if env.FORM.get("pinned") is False:
+        return "off", f"{env.FORM.name} switches it off: uploads are slower"
     if devices and not registers_read_only(devices[0].name):
         return "no mapping", f"{devices[0].name} cannot register memory that is read-only: uploads are slower"
     allowed = limit()
