@@ -78,8 +78,4 @@ py::array_t<int32_t> int32_view(std::shared_ptr<const std::vector<int32_t>> data
     return read_only(py::array_t<int32_t>(shape, ptr, owner));
 }
 
-MissCosts miss_costs(const std::array<double, 6> & values) {
-    return {values[0], values[1], values[2], values[3], values[4], values[5]};
-}
-
 } // namespace spac::bindings

@@ -6,7 +6,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <optional>
 #include <variant>
@@ -139,21 +138,12 @@ py::array_t<spac::LayerCost> take_layer_costs(Experts & experts) {
 
 void set_miss(Experts & experts, const std::string & how, bool most_recent) {
     experts.home.check("the handle on the experts");
-    constexpr const char * words[] = {"cpu", "load", "divide"};
+    constexpr const char * words[] = {"cpu", "load"};
     const auto             found   = std::find(std::begin(words), std::end(words), how);
     if (found == std::end(words)) {
-        throw spac::InputError("misses are computed by 'cpu', 'load' or 'divide', not '" + how + "'");
+        throw spac::InputError("misses are computed by 'cpu' or 'load', not '" + how + "'");
     }
     without_gil([&] { experts.set_miss(static_cast<spac::Miss>(found - std::begin(words)), most_recent); });
-}
-
-void set_miss_costs(Experts & experts, const std::vector<std::array<double, 6>> & costs) {
-    experts.home.check("the handle on the experts");
-    std::vector<spac::MissCosts> pools;
-    for (const auto & pool : costs) {
-        pools.push_back(spac::bindings::miss_costs(pool));
-    }
-    without_gil([&] { experts.set_miss_costs(pools); });
 }
 
 // Returns a function that calls the method, and that throws in a child process.
@@ -262,7 +252,6 @@ void bind_experts(py::module_ & m) {
         .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())
         .def("set_staged_tokens", at_home(&Experts::set_staged_tokens), py::arg("n_most"), Release())
         .def("set_miss", &set_miss, py::arg("how"), py::arg("most_recent") = false)
-        .def("set_miss_costs", &set_miss_costs, py::arg("costs"))
         .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {
             experts.home.check("the handle on the experts");

@@ -3,7 +3,6 @@
 #include "bindings/bindings.h"
 #include "core/copy_runs.h"
 #include "core/error.h"
-#include "core/miss_division.h"
 #include "core/pinned_ranges.h"
 #include "core/residency.h"
 #include "core/slot_table.h"
@@ -11,7 +10,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <tuple>
 #include <utility>
@@ -97,13 +95,12 @@ class Steps {
     }
     // Begins the loads of an execution's misses, and returns them with the mask of the execution.
     py::tuple begin_misses(int layer, const std::vector<int32_t> & missing, const std::vector<int32_t> & used,
-                           int cursor, bool most_recent, bool force) {
+                           int cursor, bool most_recent) {
         std::vector<char> is_used(residency_.table().n_expert(checked(residency_.table(), layer, 0).layer));
         for (const int32_t expert : all_checked(layer, used)) {
             is_used[expert] = 1;
         }
-        misses_.push_back(
-            residency_.begin_misses(layer, all_checked(layer, missing), is_used, cursor, {most_recent, force}));
+        misses_.push_back(residency_.begin_misses(layer, all_checked(layer, missing), is_used, cursor, most_recent));
         return py::make_tuple(listed(misses_.back().loads), HeldMask{misses_.back().mask});
     }
     void finish_misses() {
@@ -181,7 +178,7 @@ void bind_slot_table(py::module_ & m) {
         .def("begin", &Steps::begin, py::arg("cursor"), py::arg("max_loads"), py::arg("max_evictions"))
         .def("finish", &Steps::finish, py::arg("copied"))
         .def("begin_misses", &Steps::begin_misses, py::arg("layer"), py::arg("missing"), py::arg("used"),
-             py::arg("cursor"), py::arg("most_recent"), py::arg("force"))
+             py::arg("cursor"), py::arg("most_recent"))
         .def("finish_misses", &Steps::finish_misses)
         .def("foresee", &Steps::foresee, py::arg("layer"), py::arg("experts"))
         .def("note_used", &Steps::note_used, py::arg("layer"), py::arg("experts"))
@@ -219,13 +216,6 @@ void bind_slot_table(py::module_ & m) {
         },
         py::arg("slot_of"), py::arg("expert_bytes"), py::arg("copy_bytes"),
         "(first, count, slot) of the copies that bring a layer's experts together.");
-    m.def(
-        "experts_over_link",
-        [](const std::array<double, 6> & costs, const std::vector<int> & rows, int n_resident, int most) {
-            return spac::experts_over_link(spac::bindings::miss_costs(costs), rows, n_resident, most);
-        },
-        py::arg("costs"), py::arg("rows"), py::arg("n_resident"), py::arg("most"),
-        "Return how many of a layer's missing experts the link brings, those with the most rows.");
     using Extents = std::vector<std::pair<uintptr_t, uintptr_t>>;
     m.def(
         "pin_slices",

@@ -2,12 +2,10 @@
 #pragma once
 
 #include "core/error.h"
-#include "core/miss_division.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -48,10 +46,6 @@ pybind11::array_t<int32_t> int32_view(const int32_t * data, const Shape & shape,
 
 // Returns a read-only array on a shared buffer. The array is empty if there is no buffer.
 pybind11::array_t<int32_t> int32_view(std::shared_ptr<const std::vector<int32_t>> data, const Shape & shape);
-
-// Returns the costs in the order of their fields: the CPU's layer, expert and pair, the link's layer and expert, the
-// device's expert.
-MissCosts miss_costs(const std::array<double, 6> & values);
 
 // Describes an argument for messages: "int32[2, 3]" for an array, else the type's name.
 std::string describe(pybind11::handle object);

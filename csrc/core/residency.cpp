@@ -163,17 +163,17 @@ std::shared_ptr<const Mask> Residency::publish(ExpertId id, std::shared_ptr<cons
 // ---- misses
 
 Residency::Misses Residency::begin_misses(int layer, const std::vector<int32_t> & missing,
-                                          const std::vector<char> & used, int cursor, MissRule rule) {
+                                          const std::vector<char> & used, int cursor, bool most_recent) {
     Misses misses;
     evictions_.clear();
     take_back();
     const int  pool = table_.pool_of(layer);
     const auto free = static_cast<size_t>(table_.n_free(pool));
     if (missing.size() > free) {
-        for (const ExpertId victim : victims(layer, used, cursor, rule, missing.size() - free)) {
+        for (const ExpertId victim : victims(layer, used, cursor, missing.size() - free)) {
             table_.evict(victim);
             publish(victim, nullptr, -1); // the older version dies here, unless a launch holds it
-            missed_[victim.layer][victim.expert] = rule.most_recent ? evicted : untouched;
+            missed_[victim.layer][victim.expert] = most_recent ? evicted : untouched;
             evictions_.push_back({victim, pool, masks_[victim.layer]->version});
         }
         take_back();
@@ -193,7 +193,7 @@ Residency::Misses Residency::begin_misses(int layer, const std::vector<int32_t> 
         }
         const int slot          = table_.acquire(id);
         loading_[layer][expert] = 1;
-        missed_[layer][expert]  = rule.most_recent ? loaded : untouched;
+        missed_[layer][expert]  = most_recent ? loaded : untouched;
         mask->slot_of[expert]   = slot;
         mask->leases[expert]    = lease_of(layer, slot);
         ++mask->n_resident;
@@ -213,8 +213,7 @@ void Residency::finish_misses(const Misses & misses, Retired & retired) {
 }
 
 // Returns up to `n` experts of the layer's pool that a miss may evict, the least wanted first.
-std::vector<ExpertId> Residency::victims(int layer, const std::vector<char> & used, int cursor, MissRule rule,
-                                         size_t n) const {
+std::vector<ExpertId> Residency::victims(int layer, const std::vector<char> & used, int cursor, size_t n) const {
     // The rank is 0 for what the plan does not want, then 1 and 2 for what it wants, of this layer first, and 3 for
     // what was just loaded. Within a rank, experts that are foreseen or were used by their layer's last execution come
     // last, then the priority counts, then the layer that runs furthest in the future.
@@ -231,10 +230,8 @@ std::vector<ExpertId> Residency::victims(int layer, const std::vector<char> & us
             const int32_t priority = planned ? plan_->of(il, e) : 0;
             const bool    recent   = missed_[il][e] == loaded;
             const int     rank     = recent ? 3 : !planned || !plan_->wants(il, e) ? 0 : il == layer ? 1 : 2;
-            if (rank == 0 || rule.force) {
-                const int distance = (il - cursor + n_layer) % n_layer;
-                found.push_back({{rank, kept_[il][e] != 0, priority, -distance}, {il, e}});
-            }
+            const int     distance = (il - cursor + n_layer) % n_layer;
+            found.push_back({{rank, kept_[il][e] != 0, priority, -distance}, {il, e}});
         }
     }
     n = std::min(n, found.size());

@@ -79,17 +79,12 @@ class Residency {
         std::vector<Load>           loads;
         std::shared_ptr<const Mask> mask; // the layer's mask with these experts
     };
-    // The experts that may lose their slots for it.
-    struct MissRule {
-        bool most_recent; // the plan goes by recency, so loaded experts take the places of its least wanted ones
-        bool force;       // also evicts what the plan wants. Otherwise only what it does not want.
-    };
     // Gives slots to `missing` experts of a layer, the first ones first, while slots can be freed. `used[e]` is true
     // for the experts that the execution uses, which are not evicted. A slot that an older mask still names is not
     // taken, so there may be fewer loads. The caller must not hold a mask of the layer, since experts of the layer go
-    // first.
+    // first. With `most_recent`, the plan goes by recency, so loaded experts take the places of its least wanted ones.
     Misses begin_misses(int layer, const std::vector<int32_t> & missing, const std::vector<char> & used, int cursor,
-                        MissRule rule);
+                        bool most_recent);
     // Publishes these experts. All copies have ended.
     void finish_misses(const Misses & misses, Retired & retired);
 
@@ -109,9 +104,9 @@ class Residency {
 
     std::shared_ptr<const Mask>      publish(ExpertId id, std::shared_ptr<const SlotLease> lease, int slot);
     std::shared_ptr<const SlotLease> lease_of(int layer, int slot);
-    std::vector<ExpertId> victims(int layer, const std::vector<char> & used, int cursor, MissRule rule, size_t n) const;
-    void                  take_back();
-    void                  keep(int layer, const std::vector<int32_t> & experts);
+    std::vector<ExpertId>            victims(int layer, const std::vector<char> & used, int cursor, size_t n) const;
+    void                             take_back();
+    void                             keep(int layer, const std::vector<int32_t> & experts);
 
     SlotTable                                table_;
     std::vector<std::shared_ptr<const Mask>> masks_; // by layer

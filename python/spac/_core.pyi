@@ -697,12 +697,10 @@ class Experts:
         0 switches this off. Raise InputError for a negative number.
         """
     def set_miss(self, how: str, most_recent: bool = False) -> None:
-        """Set where misses of steps are computed: "cpu", "load" or "divide" (backend/experts/experts.h).
+        """Set where misses of steps are computed: "cpu" or "load" (backend/experts/experts.h).
 
         Raise InputError for another word.
         """
-    def set_miss_costs(self, costs: Sequence[tuple[float, float, float, float, float, float]]) -> None:
-        """Set the costs of every pool for "divide", in nanoseconds, as `experts_over_link` takes them."""
     def set_tail_tokens(self, n_tokens: int) -> None:
         """Note the routes of the last `n_tokens` tokens of each graph that does not count, until it is 0.
 
@@ -1514,7 +1512,6 @@ class Residency:
         used: Sequence[int],
         cursor: int,
         most_recent: bool,
-        force: bool,
     ) -> tuple[list[tuple[int, int, int, int]], Mask]:
         """Return the loads for an execution's misses and its mask; finish_misses() ends the oldest ones."""
     def finish_misses(self) -> None: ...
@@ -1544,15 +1541,6 @@ def slots_per_tensor(blocks_per_slot: int) -> int:
 
 def most_slots(limits: Sequence[int], layers: Sequence[tuple[int, int]]) -> int:
     """Return the most slots whose shares (`share_out`, with its `layers`) fit every pool's limit."""
-
-def experts_over_link(
-    costs: tuple[float, float, float, float, float, float], rows: Sequence[int], n_resident: int, most: int
-) -> int:
-    """Return how many of a layer's missing experts the link brings, those with the most rows.
-
-    costs: the CPU's time for a layer, an expert and a row, the link's for a layer and an expert, the device's
-    for an expert. rows: the rows of every missing expert, the largest first (core/miss_division.h).
-    """
 
 def copy_runs(slot_of: Sequence[int], expert_bytes: int, copy_bytes: int) -> list[tuple[int, int, int]]:
     """Return the copies that bring a layer's experts together: (first expert, number of experts, slot or -1).

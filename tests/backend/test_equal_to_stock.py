@@ -79,7 +79,6 @@ RUNS = (
     Run("misses loaded, moving", 0.5, seed=34, miss="load", moving=True, lookahead=1),
     Run("misses loaded by recency", 0.5, seed=35, miss="load", recent=True),
     Run("misses loaded, compacted", 0.5, seed=36, miss="load", masked=False),
-    Run("misses divided", 0.75, seed=37, miss="divide", recent=True),
 )
 CONTROLS = (
     Run("exchanged", 0.5, seed=6),

@@ -36,7 +36,7 @@ RUNS = (
     Run("looking ahead, moving", 0.5, seed=19, lookahead=1, moving=True),
     Run("in place", 0.5, seed=27, in_place=True, moving=True),
     Run("misses loaded, moving", 0.5, seed=34, miss="load", moving=True, lookahead=1),
-    Run("misses divided", 0.75, seed=37, miss="divide", recent=True),
+    Run("misses loaded by recency", 0.75, seed=37, miss="load", recent=True),
     Run("compacted", 0.25, seed=5, masked=False),
 )
 BRIEF = RUNS[1], RUNS[3], RUNS[6]
@@ -109,7 +109,7 @@ def test_each_device_took_its_share(two):
     stats = two.meta["qwen3moe mixed|prompts streamed"]["stats"]
     assert stats["blocks_streamed"] > 0
     assert two.meta["qwen3moe mixed|looking ahead, moving"]["stats"]["foreseen"] > 0
-    assert two.meta["qwen3moe mixed|misses divided"]["stats"]["misses_loaded"] > 0
+    assert two.meta["qwen3moe mixed|misses loaded by recency"]["stats"]["misses_loaded"] > 0
     alone = two.meta["qwen3moe mixed|all"]["stats"]
     assert alone["blocks_device"] == alone["blocks"] > 0
 

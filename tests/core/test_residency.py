@@ -36,8 +36,8 @@ class Scene:
     max_batches: int = 2  # batches under way at once
     # Each word is ("foresee" or "note_used", layer, experts).
     words: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
-    # Each execution's misses are (layer, experts, whether the plan goes by recency, whether to force).
-    misses: tuple[tuple[int, tuple[int, ...], bool, bool], ...] = ()
+    # Each execution's misses are (layer, experts, whether the plan goes by recency).
+    misses: tuple[tuple[int, tuple[int, ...], bool], ...] = ()
     # Several devices: each has the pool of its number, and a residency of its own. They share the plan.
     n_devices: int = 1
 
@@ -122,11 +122,11 @@ class World:
                 self.launches[stream] = []
         self.check()
 
-    def _miss(self, layer: int, experts: tuple[int, ...], most_recent: bool, force: bool) -> None:
+    def _miss(self, layer: int, experts: tuple[int, ...], most_recent: bool) -> None:
         """Load what an execution misses. It reads behind the copies, so they count as made at once."""
         slot_of = self.mask(layer).slot_of
         missing = [expert for expert in experts if slot_of[expert] < 0]
-        loads, mask = self.of(layer).begin_misses(layer, missing, experts, 0, most_recent, force)
+        loads, mask = self.of(layer).begin_misses(layer, missing, experts, 0, most_recent)
         for il, expert, pool, slot in loads:
             assert expert in missing
             self.contents[pool, slot] = (il, expert)
@@ -252,7 +252,7 @@ MISSED = Scene(
     n_streams=1,
     max_loads=1,
     max_evictions=1,
-    misses=((0, (1,), False, False), (1, (0, 1), False, True), (0, (0, 1), True, True)),
+    misses=((0, (1,), False), (1, (0, 1), False), (0, (0, 1), True)),
 )
 
 
@@ -265,7 +265,7 @@ TWO_DEVICES = Scene(
     max_evictions=1,
     max_batches=1,
     words=(("foresee", 1, (1,)),),
-    misses=((0, (1,), False, True),),
+    misses=((0, (1,), False),),
     n_devices=2,
 )
 

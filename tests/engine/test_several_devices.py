@@ -73,7 +73,7 @@ OPTIONS = {
     "what fits": {"slots": "auto"},
     "lookahead": {"lookahead": 1},
     "loaded misses": {"miss": "load"},
-    "divided misses": {"miss": "auto", "scheduler": "lru"},
+    "misses loaded by recency": {"miss": "load", "scheduler": "lru"},
     "streamed prompts": {"stream_batch": 8},
     "deterministic": {"deterministic": True},
     "layers on the CPU": {"gpu_layers": 3},

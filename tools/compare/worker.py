@@ -27,9 +27,6 @@ from tools.compare.script import SCRIPTS, Logits
 LIB_PATH = "LLAMA_CPP_LIB_PATH"
 Arrays = dict[str, Any]
 
-CPU_IS_SLOW = (0.0, 2e5, 5e4, 0.0, 0.0, 0.0)
-"""Costs of a division of misses, in nanoseconds, by which the link gets all experts that find a slot."""
-
 
 def _quiet_log() -> object:
     import llama_cpp as ll
@@ -134,7 +131,6 @@ def _observe(
     experts.set_stream_tokens(run.stream_tokens)
     experts.set_lookahead(run.lookahead)
     experts.set_miss(run.miss, run.recent)
-    experts.set_miss_costs([CPU_IS_SLOW] * len(experts.pool_slots))
     experts.set_step_tokens(run.stream_tokens - 1 if run.stream_tokens else 64)  # larger ones are no demand
     try:
         steps = SCRIPTS[case.script](context, mover)

@@ -6,7 +6,6 @@
 
 #include "core/home_process.h"
 #include "core/huge_pages.h"
-#include "core/miss_division.h"
 #include "core/trace.h"
 
 #include <cstddef>
@@ -96,9 +95,9 @@ struct ExpertCounts {
 // worst reason among a model's files.
 enum class Unpinned { none, off, limit, refused };
 
-// Where experts are computed that an execution uses and that are not resident: by the CPU, by the device behind a copy
-// within the layer, or divided between both by costs (core/miss_division.h).
-enum class Miss { cpu, load, divide };
+// Where experts are computed that an execution uses and that are not resident: by the CPU, or by the device behind a
+// copy within the layer.
+enum class Miss { cpu, load };
 
 // The bytes of a model's experts in memory that the device's driver has pinned, and in other memory.
 struct HostBytes {
@@ -250,8 +249,6 @@ class Experts {
     // the plan goes by recency, so that a loaded expert takes the place of the least recent one. Otherwise it takes a
     // slot that the plan does not want: pool_slots() leaves some of each pool's slots for this.
     virtual void set_miss(Miss how, bool most_recent) = 0;
-    // Sets the costs of each pool by which Miss::divide divides. Without costs it leaves everything to the CPU.
-    virtual void set_miss_costs(const std::vector<MissCosts> & costs) = 0;
 
     virtual ExpertStats stats() const = 0;
     // Returns the trace that records blocks and copies. It is off until it is started.

@@ -27,8 +27,7 @@ struct ExpertsPart {
     // mutex of ModelExperts, which guards what follows.
     std::mutex                         driving;
     std::shared_ptr<const SlotStorage> storage;
-    std::unique_ptr<Residency>         residency;        // null without slots
-    double                             link_byte_ns = 0; // measured time of a byte over the link; 0: unknown
+    std::unique_ptr<Residency>         residency; // null without slots
     std::unique_ptr<Reconciler>        reconciler;
 
     std::atomic<size_t>   stream_held{0}; // bytes of contexts' weight streams

@@ -17,45 +17,6 @@ void ModelExperts::set_miss(Miss how, bool most_recent) {
     most_recent_ = most_recent;
 }
 
-void ModelExperts::set_miss_costs(const std::vector<MissCosts> & costs) {
-    const std::lock_guard lock(mutex_);
-    miss_costs_ = costs;
-}
-
-std::optional<MissCosts> ModelExperts::miss_costs(int il) const {
-    const std::lock_guard lock(mutex_);
-    const auto            pool = static_cast<size_t>(layers_[il].info.pool);
-    if (pool >= miss_costs_.size()) {
-        return std::nullopt;
-    }
-    MissCosts costs = miss_costs_[pool];
-    if (const double byte_ns = part_of_locked(il).link_byte_ns; byte_ns > 0) {
-        costs.link_expert = byte_ns * static_cast<double>(layers_[il].info.expert_bytes);
-    }
-    return costs;
-}
-
-// A copy that had ended before the host looked took `ns` at most. Then the time is believed to be a little less than it
-// was, so that the link gets more work until its copies are seen to end. A layer that gives the link nothing has the
-// same effect, more slowly. So one time that was wrong does not keep the link idle for good.
-void ModelExperts::note_link(int il, size_t bytes, int64_t ns, bool waited) {
-    constexpr double      share = 1.0 / 8, sinking = 0.99, idle_sinking = 0.999;
-    const std::lock_guard lock(mutex_);
-    double &              byte_ns = part_of_locked(il).link_byte_ns;
-    if (bytes == 0) {
-        byte_ns *= idle_sinking;
-        return;
-    }
-    const double each = static_cast<double>(ns) / static_cast<double>(bytes);
-    if (byte_ns <= 0) {
-        byte_ns = each;
-    } else if (waited) {
-        byte_ns += share * (std::min(each, 4 * byte_ns) - byte_ns);
-    } else {
-        byte_ns = std::min(each, sinking * byte_ns);
-    }
-}
-
 const std::vector<ExpertWeight> & ModelExperts::weights_of(int il) const {
     const std::lock_guard lock(mutex_);
     return layers_[il].weights;
@@ -104,8 +65,8 @@ ModelExperts::Misses ModelExperts::begin_misses(int il, const std::vector<int32_
         return {};
     }
     now.mask.reset();
-    const Residency::MissRule rule = {most_recent_, most_recent_ || miss_ == Miss::load};
-    Misses misses = {part.residency->begin_misses(il, missing, used, cursor_, rule), part.storage, now.generation};
+    Misses misses = {part.residency->begin_misses(il, missing, used, cursor_, most_recent_), part.storage,
+                     now.generation};
     note_evictions_locked(part);
     return misses;
 }

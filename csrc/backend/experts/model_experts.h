@@ -25,7 +25,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -67,7 +66,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     size_t              stream_bytes() const override;
     void                set_lookahead(int n_layers) override;
     void                set_miss(Miss how, bool most_recent) override;
-    void                set_miss_costs(const std::vector<MissCosts> & costs) override;
     ExpertStats         stats() const override;
 
     std::vector<ExpertDevice> devices() const override;
@@ -137,8 +135,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
 
     // ---- misses that are loaded within their layer (core/residency.h)
     Miss miss() const { return miss_; }
-    // Returns the costs of a layer's pool, or none if they are not known.
-    std::optional<MissCosts> miss_costs(int il) const;
     // Gives slots to missing experts of a layer that is being executed. It drops `now.mask`, whose slots may be reused,
     // and returns the mask of this execution. If the slots of `now` were replaced, it does nothing: the mask is null.
     struct Misses {
@@ -147,9 +143,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
         uint64_t                           generation = 0;
     };
     Misses begin_misses(int il, const std::vector<int32_t> & missing, const std::vector<char> & used, Snapshot & now);
-    // Notes the time of a layer's copies over the link of its device, or that a division gave it none (0 bytes).
-    // `waited` means that the host saw them end.
-    void note_link(int il, size_t bytes, int64_t ns, bool waited);
     // Publishes the experts of a layer. All copies have ended.
     void                              finish_misses(int il, const Misses & misses);
     const std::vector<ExpertWeight> & weights_of(int il) const; // of a layer that was met; the list stays
@@ -205,7 +198,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     uint64_t                           storage_generation_ = 0; // of the storage of all parts
     std::atomic<Miss>                  miss_{Miss::cpu};
     bool                               most_recent_ = false;
-    std::vector<MissCosts>             miss_costs_; // by pool
     std::atomic<int>                   cursor_{0};
     int                                last_counted_ = -1;      // the last layer of the last graph that counted
     const void *                       last_stream_  = nullptr; // the stream of that graph

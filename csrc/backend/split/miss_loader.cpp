@@ -1,10 +1,40 @@
 #include "backend/split/miss_loader.h"
 
-#include "backend/split/missing.h"
-
+#include <algorithm>
 #include <utility>
 
 namespace spac {
+namespace {
+
+struct Missing {
+    std::vector<char>    used;    // [n_expert]
+    std::vector<int32_t> experts; // not resident, those with the most rows first
+};
+
+// Returns the missing experts of an execution whose ids are in staging.
+Missing missing_of(const SplitBlock & b, const Staging & s, const Mask & mask) {
+    Missing          found;
+    std::vector<int> rows(b.n_expert, 0);
+    for (int t = 0; t < b.block.n_tokens(); ++t) {
+        const int32_t * ids = s.ids_of(b.block, t);
+        for (int u = 0; u < b.block.n_used(); ++u) {
+            ++rows[ids[u]];
+        }
+    }
+    found.used.resize(b.n_expert);
+    for (int e = 0; e < b.n_expert; ++e) {
+        found.used[e] = static_cast<char>(rows[e] > 0);
+        if (rows[e] > 0 && mask.slot_of[e] < 0) {
+            found.experts.push_back(e);
+        }
+    }
+    std::stable_sort(found.experts.begin(), found.experts.end(),
+                     [&](int32_t a, int32_t c) { return rows[a] > rows[c]; });
+    return found;
+}
+
+} // namespace
+
 MissLoader::~MissLoader() {
     if (copies_) {
         ggml_backend_synchronize(copies_.get());
@@ -31,15 +61,7 @@ bool MissLoader::make_stream() {
 
 MissLoader::Masks MissLoader::load(SplitBlock & b, const Staging & s, ModelExperts::Snapshot now) {
     ModelExperts & experts = *b.experts;
-    Missing        want    = missing_of(b, s, now.mask.get());
-    if (experts.miss() == Miss::divide) {
-        const auto costs = experts.miss_costs(b.layer);
-        const int  most  = static_cast<int>(want.experts.size());
-        want.experts.resize(costs ? experts_over_link(*costs, want.rows, want.n_resident, most) : 0);
-        if (want.experts.empty() && most > 0) {
-            experts.note_link(b.layer, 0, 0, false);
-        }
-    }
+    const Missing  want    = missing_of(b, s, *now.mask);
     if (want.experts.empty() || !make_stream()) {
         return {now.mask, now.mask};
     }
@@ -80,16 +102,11 @@ void MissLoader::copy(const ModelExperts & experts, const ModelExperts::Misses &
 }
 
 void MissLoader::await() {
-    // A wait that is shorter than this is the call alone: the copies had ended before.
-    constexpr int64_t call_ns = 5000;
     if (experts_ == nullptr || end_ns_ > 0) {
         return;
     }
-    const int64_t begin_ns = Trace::now();
     ggml_backend_event_synchronize(copied_.get());
     end_ns_ = Trace::now();
-    experts_->note_link(under_way_.of.loads.front().id.layer, bytes_, end_ns_ - start_ns_,
-                        end_ns_ - begin_ns > call_ns);
 }
 
 void MissLoader::finish() {

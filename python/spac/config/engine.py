@@ -57,7 +57,7 @@ DEFAULT_LOOKAHEAD = 3
 
 Nearer layers are predicted better, but their experts arrive too late (bench/step_time).
 """
-MISS_WORDS = ("cpu", "load", "auto")
+MISS_WORDS = ("cpu", "load")
 """The values of `miss`."""
 STATE_WORDS = ("auto", "off")
 """The values of `state` that are no files."""
@@ -237,9 +237,8 @@ class EngineConfig(ContextConfig):
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
     miss: str = option(
-        "cpu", "where a step computes experts that are not resident: cpu, load (they are copied to the "
-        "device within their layer, as in other programs' expert caches), or auto (each layer's are divided "
-        "between both by measured costs, where measured steps are faster so)",
+        "cpu", "where a step computes experts that are not resident: cpu, or load (they are copied to "
+        "the device within their layer, as in other programs' expert caches)",
         "--miss", choices=MISS_WORDS,
     )  # fmt: skip
     mmproj: Path | str | None = option(

@@ -16,7 +16,6 @@ from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
 from spac.costs.in_use import CostsInUse, TokenTime
 from spac.engine.draft_experts import attach_copies, attach_draft, check_foretells
-from spac.engine.misses import Misses
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
 from spac.engine.slots import attach_at_most, attach_slots, beside_graphs, spares
@@ -47,8 +46,6 @@ class ExpertCache:
         self._token_time = TokenTime(pair) if pair.experts is None else None
         self.driver: Driver | None = None
         """The scheduler's driver; None if no expert can be resident."""
-        self.misses: Misses | None = None
-        """The setting of where misses are computed; None without slots."""
         self._attached = False  # True once the slots of the configuration were attached
         self._chosen: SchedulerChoice | Scheduler | None = None
         self._layers_ahead: int | None = None  # of the scheduler: `Scheduler.lookahead`
@@ -84,8 +81,6 @@ class ExpertCache:
         """Learn costs from a step that was asked for a draft of `n_asked` tokens."""
         if self.costs is not None:
             self.costs.observe(step, n_asked)
-            if self.misses is not None:
-                self.misses.observe(step, self.costs.estimator)
         if self._token_time is not None:
             self._token_time.observe(step)
 
@@ -180,7 +175,7 @@ class ExpertCache:
         self._experts.set_lookahead(self.lookahead)
         if self._experts.slots.n_slots == 0:
             return None
-        self.misses = Misses(self._experts, self._config.miss, by_recency=scheduler.by_recency)
+        self._experts.set_miss(self._config.miss, scheduler.by_recency)  # before the scheduler's first plan
         # A plan that depends on measured times differs from run to run.
         costs = None if self._config.deterministic else self.estimator
         self.driver = Driver(scheduler, self._experts, costs, routes)

@@ -70,7 +70,7 @@ class Setting:
     pageable_bytes: int = 0  # bytes of the other experts in host memory
     stream_batch: int = 0  # tokens of the smallest graph that uses prefill streaming; 0 if none does
     lookahead: int = 0  # number of layers ahead for which experts are loaded while a step runs
-    miss: str = "cpu"  # where misses are computed: "cpu", "load" or "auto"
+    miss: str = "cpu"  # where misses are computed: "cpu" or "load"
     remote_layers: Mapping[str, int] = field(default_factory=dict)  # whole layers on RPC servers, by address
 
     def with_memory(self, in_use: Callable[[str], int]) -> Setting:
