@@ -5,12 +5,12 @@
 
 namespace spac::kernels {
 
-constexpr int trial_inputs = 4; // the number of rows of input that stands for all numbers above one
+constexpr int trial_inputs = 8; // the most rows of input in a trial
 
 // Seconds that one thread takes for the rows of one trial.
 struct TrialTimes {
-    std::array<double, n_ways> one, several; // with one row of input and with trial_inputs; 0 without this way
-    double                     dense;        // of ggml's kernels for dense matrices, with trial_inputs; 0 without them
+    std::array<double, n_ways> one, several; // with one row of input, and with two and then eight; 0 without this way
+    double                     dense;        // of ggml's kernels for dense matrices, with two and eight; 0 without them
 };
 
 struct Measured {

@@ -41,9 +41,10 @@ def time_cpu_kernels(
     The ways are "ggml" (llama.cpp's own functions), "256" and "512" (spac's, by the bits of a vector). A way
     is missing if this CPU lacks it or if its results are not ggml's. "dense" has ggml's kernels for dense
     matrices, if their results are the same; its first entry is 0. By type and way, the function returns the
-    seconds (medians) that a thread takes for the same weights with one row of input and with four. The second
-    item is the share of the time for which the threads really ran. It is less than 1 where other programs had
-    the cores. A type takes about `seconds`. Raise InputError for a type that has no kernels.
+    seconds (medians) that a thread takes for the same weights with one row of input, and with two and eight
+    together. The second item is the share of the time for which the threads really ran. It is less than 1
+    where other programs had the cores. A type takes about `seconds`. Raise InputError for a type that has no
+    kernels.
     """
 
 def cpu_kernels_trial_bytes(type: str) -> int:

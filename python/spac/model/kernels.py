@@ -26,7 +26,7 @@ LEAST_GAIN = 1.03
 The measurement cannot tell ways of nearly equal speed apart, and a wrong choice would lose time.
 """
 Times = Mapping[str, Sequence[float]]
-"""Seconds for the same weights with one row of input and with several ([2]), by way.
+"""Seconds for the same weights with one row of input, and with two and eight together ([2]), by way.
 
 "dense" has those of llama.cpp's kernels for dense matrices, if their results are the same. There are none for
 one row, so its first is 0.
