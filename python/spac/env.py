@@ -51,15 +51,13 @@ class Pairs:
     name: str
     known: dict[str, type[int] | type[float] | type[str]]
     doc: str
-    former: str = ""
-    """The variable's former name, which is read if the variable is not set."""
 
     def lists(self) -> list[dict[str, Any]]:
         """Return the pairs of each list, where semicolons separate lists; none if the variable is not set.
 
         Raise InputError for an unknown name, and for a number that is not finite or less than 0.
         """
-        text = os.environ.get(self.name) or os.environ.get(self.former, "")
+        text = os.environ.get(self.name, "")
         return [self._pairs(part) for part in text.split(";")] if text else []
 
     def _pairs(self, text: str) -> dict[str, Any]:
@@ -219,7 +217,6 @@ SIMULATED_DEVICE = Pairs(
     '"upload_gb_s=4,latency_us=10,memory_mb=64". The names are those of _core.set_simulated_device. Further '
     'devices, simulated1 and so on, follow after semicolons, such as "memory_mb=64;memory_mb=32". Not set: '
     "one device, as fast as memory, half of the host's.",
-    former="SPAC_STAND_IN",
 )
 FORM = Parts(
     "SPAC_FORM",

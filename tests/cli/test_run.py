@@ -155,7 +155,7 @@ def test_the_simulated_devices_names(spac_run, target, name):
     options = ("-n", 2, "--stats", "json", "--slots", "40%")
     outcome = spac_run("-m", target, "-p", "def f(", *options, "--device", name)
     assert outcome.code == 0
-    assert (statistics(outcome)["device"], statistics(outcome)["device_is_stand_in"]) == ("simulated", True)
+    assert (statistics(outcome)["device"], statistics(outcome)["device_is_simulated"]) == ("simulated", True)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])

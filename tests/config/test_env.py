@@ -8,18 +8,11 @@ from spac import env
 from spac.errors import InputError
 
 
-@pytest.mark.parametrize("name", ["SPAC_SIMULATED_DEVICE", "SPAC_STAND_IN"])
-def test_the_simulated_devices_settings(monkeypatch, name):
-    monkeypatch.setenv(name, "memory_mb=64, upload_gb_s=0.5, fault=no-signal")
+def test_the_simulated_devices_settings(monkeypatch):
+    monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "memory_mb=64, upload_gb_s=0.5, fault=no-signal")
     assert env.SIMULATED_DEVICE.lists() == [{"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}]
-    monkeypatch.delenv(name)
+    monkeypatch.delenv("SPAC_SIMULATED_DEVICE")
     assert env.SIMULATED_DEVICE.lists() == []
-
-
-def test_the_former_name_gives_way(monkeypatch):
-    monkeypatch.setenv("SPAC_STAND_IN", "memory_mb=1")
-    monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "memory_mb=2")
-    assert env.SIMULATED_DEVICE.lists() == [{"memory_mb": 2}]
 
 
 @pytest.mark.parametrize(

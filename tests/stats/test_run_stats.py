@@ -14,7 +14,7 @@ SETTING = Setting(
     target="target.gguf",
     draft="draft.gguf",
     device="simulated",
-    device_is_stand_in=True,
+    device_is_simulated=True,
     scheduler="lru",
     draft_types=("draft-simple",),
     draft_length=8,
@@ -59,7 +59,7 @@ SCHEMA_1 = [
     "hit_rate_distinct", "hit_rate_step", "gpu_share", "cpu_share", "activations", "uploads",
     "upload_failures", "evictions", "bytes_moved", "host_waits", "host_wait_s", "host_compute_s",
     "n_experts", "slots", "slots_resident", "slot_bytes", "target", "draft", "device",
-    "device_is_stand_in", "scheduler", "draft_types", "draft_length", "threads", "context", "seed",
+    "device_is_simulated", "scheduler", "draft_types", "draft_length", "threads", "context", "seed",
     "temp", "scheduler_options", "uploads_wasted", "evictions_early", "upload_s", "prediction", "r_c", "r_g",
     "reuse", "reuse_by_tokens", "scheduler_s", "scheduler_ms_per_step", "scheduler_share",
 ]  # fmt: skip

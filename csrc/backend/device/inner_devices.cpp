@@ -67,9 +67,8 @@ void add_inner_device(ggml_backend_dev_t device) {
     inner_devices().push_back(device);
 }
 
-// "stand-in" is the former name of the simulated device.
 ggml_backend_dev_t inner_device(const std::string & name) {
-    const std::string wanted = lower(name) == "stand-in" ? "simulated" : lower(name);
+    const std::string wanted = lower(name);
     for (ggml_backend_dev_t dev : listed()) {
         if (lower(ggml_backend_dev_name(dev)) == wanted) {
             return dev;

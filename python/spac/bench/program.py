@@ -221,7 +221,7 @@ class Bench:
             "target": str(base.target),
             "draft": str(base.draft) if base.draft is not None else None,
             "device": base.device,
-            "device_is_stand_in": self._shares_cores,
+            "device_is_simulated": self._shares_cores,
             "prompts": list(measured.prompts),
             "max_tokens": measured.max_tokens,
             "repeat": measured.repeat,

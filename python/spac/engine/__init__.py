@@ -22,9 +22,6 @@ from spac.stats import Setting
 from spac.stats.prediction import PredictionStats
 from spac.stats.recording import Recorder
 
-# The names that these classes had until 0.2.
-Insight, Pace, Residence = PredictionStats, DraftLengthController, ExpertCache
-
 __all__ = [
     "CostEstimator",
     "DraftLengthController",
@@ -36,14 +33,11 @@ __all__ = [
     "Generation",
     "Governor",
     "InputError",
-    "Insight",
     "LoadProgress",
     "Model",
     "ModelPair",
-    "Pace",
     "PredictionStats",
     "Recorder",
-    "Residence",
     "RooflineGovernor",
     "RunFiles",
     "SamplingConfig",

@@ -49,7 +49,7 @@ def setting_of(
         target=str(config.target),
         draft=str(config.draft) if pair.draft is not None else None,
         device=expert_cache.device_name,
-        device_is_stand_in=device is not None and device.shares_host_cores,
+        device_is_simulated=device is not None and device.shares_host_cores,
         scheduler=expert_cache.scheduler_name,
         draft_types=config.draft_types,
         draft_length=config.longest_draft if config.draft_types else 0,

@@ -8,13 +8,10 @@ from spac.governor.batch import BatchGovernor
 from spac.governor.controller import DraftLengthController
 from spac.governor.roofline import RooflineGovernor
 
-Pace = DraftLengthController  # its name until 0.2
-
 __all__ = [
     "BatchGovernor",
     "DraftLengthController",
     "FixedGovernor",
     "Governor",
-    "Pace",
     "RooflineGovernor",
 ]

@@ -190,7 +190,7 @@ def plain_setting(target: str, device: str, threads: int, context: int, seed: in
         target=target,
         draft=None,
         device=device,
-        device_is_stand_in=False,
+        device_is_simulated=False,
         scheduler="none",
         draft_types=(),
         draft_length=0,

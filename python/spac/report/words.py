@@ -22,7 +22,7 @@ def settings(recording: Recording) -> str:
     options = plain(recording.stats.get("scheduler_options") or "")
     scheduler = (word("scheduler") or "none") + (f" ({options})" if options else "")
     device = (word("device") or "cpu") + (
-        ", the CPU playing a GPU" if recording.stats.get("device_is_stand_in") else ""
+        ", the CPU playing a GPU" if recording.stats.get("device_is_simulated") else ""
     )
     facts: list[tuple[str, str | None]] = [
         ("draft", draft),

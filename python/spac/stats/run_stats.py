@@ -47,7 +47,7 @@ class Setting:
     target: str
     draft: str | None
     device: str  # names of the devices, with commas between them, or "cpu" for plain llama.cpp
-    device_is_stand_in: bool
+    device_is_simulated: bool
     scheduler: str
     draft_types: tuple[str, ...]
     draft_length: int
@@ -192,7 +192,7 @@ class RunStats:
     device: str
     devices: Sequence[Mapping[str, Any]]
     """The parts of several devices, as `Part`, with the uploads and the hit rate of each; empty for one."""
-    device_is_stand_in: bool
+    device_is_simulated: bool
     scheduler: str
     scheduler_options: Mapping[str, Any]
     draft_types: tuple[str, ...]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def rows(stats: RunStats) -> list[tuple[str, str]]:
     """Return the table's rows (subject, figures) in the order in which they are shown."""
     speculation = ", ".join(stats.draft_types) + f", {_lengths(stats)}" if stats.draft_types else "off"
-    device = stats.device + (" (not a GPU: shows the split)" if stats.device_is_stand_in else "")
+    device = stats.device + (" (not a GPU: shows the split)" if stats.device_is_simulated else "")
     ended = end(stats.reason, stats.prompt_tokens + stats.generated_tokens, stats.context)
     rows = [
         (
