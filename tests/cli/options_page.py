@@ -22,17 +22,33 @@ PROGRAMS = (
 )
 
 
+OTHER = {"options": "others", "positional arguments": "others"}
+"""The page's titles for the groups to which argparse gives a title."""
+
+
 def page() -> str:
-    """Return the page as Markdown."""
+    """Return the page as Markdown: one row an option, with the programs that have it.
+
+    An option whose help differs between programs has one row for each help.
+    """
     lines = ["# Every option", ""]
-    lines.append("What `--help` says, program by program (`python -m tests.cli.options_page`).")
+    lines += ["What `--help` says in all programs (`python -m tests.cli.options_page`).", ""]
+    lines += ["| `spac …` | what it does |", "| --- | --- |"]
+    titles: dict[tuple[str, str], str] = {}
+    programs: dict[tuple[str, str], list[str]] = {}
     for name in PROGRAMS:
         parser = parser_of(name)
-        lines += ["", f"## spac {name}", "", str(parser.description)]
+        lines.append(f"| `{name}` | {parser.description} |")
         for group in parser._action_groups:
-            rows = [row for action in group._group_actions if (row := _row(parser, action))]
-            if rows:
-                lines += ["", f"*{group.title}*", "", "| option | what it does |", "| --- | --- |", *rows]
+            for row in filter(None, (_row(parser, action) for action in group._group_actions)):
+                titles.setdefault(row, OTHER.get(str(group.title), str(group.title)))
+                programs.setdefault(row, []).append(name)
+    for title in dict.fromkeys(titles.values()):
+        lines += ["", f"## {title[0].upper()}{title[1:]}", ""]
+        lines += ["| option | what it does | `spac …` |", "| --- | --- | --- |"]
+        for (option, text), names in programs.items():
+            if titles[option, text] == title:
+                lines.append(f"| {option} | {text} | {', '.join(names)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -50,15 +66,16 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     raise LookupError(f"spac {name} has no make_parser()")
 
 
-def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
+def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str] | None:
+    """Return an option's names with its value, and its help; None if `--help` does not show it."""
     if action.help is argparse.SUPPRESS or "--help" in action.option_strings:
         return None
     formatter = parser._get_formatter()
     value = "" if action.nargs == 0 else " " + formatter._format_args(action, _metavar(action))
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.dest}`"
     text = formatter._expand_help(action) if action.help else ""
-    cells = (names + (f" {value.strip()}" if value and action.option_strings else ""), text)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    option = names + (f" {value.strip()}" if value and action.option_strings else "")
+    return option.replace("|", "\\|"), text.replace("|", "\\|")
 
 
 def _metavar(action: argparse.Action) -> str:
