@@ -199,7 +199,6 @@ void bind_llama(py::module_ & m) {
     m.def("logits", &logits, arg("context"), arg("n_rows"));
     m.def("synchronize", &spac::synchronize, arg("context"), Release());
     m.def("clear_memory", &spac::clear_memory, arg("context"), Release());
-    m.def("forget_from", &spac::forget_from, arg("context"), arg("position"), Release());
     m.def("grammar_of_schema", &spac::grammar_of_schema, arg("schema"), Release());
     m.def(
         "check_grammar", [](Address model, const std::string & text) { spac::check_grammar(model, text); },

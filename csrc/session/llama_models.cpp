@@ -235,8 +235,4 @@ void synchronize(Address context) {
 
 void clear_memory(Address context) { llama_memory_clear(llama_get_memory(context_at(context)), true); }
 
-bool forget_from(Address context, int position) {
-    return llama_memory_seq_rm(llama_get_memory(context_at(context)), 0, position, -1);
-}
-
 } // namespace spac

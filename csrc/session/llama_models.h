@@ -75,7 +75,5 @@ int decode(Address context, const std::vector<int32_t> & tokens, int position, b
 std::pair<const float *, int> logits(Address context);
 void                          synchronize(Address context);
 void                          clear_memory(Address context);
-// Removes the tokens of sequence 0 from `position` on. Returns false if this memory cannot.
-bool forget_from(Address context, int position);
 
 } // namespace spac

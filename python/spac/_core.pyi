@@ -173,9 +173,6 @@ def synchronize(context: int) -> None:
     """Wait until the context's device has computed everything."""
 
 def clear_memory(context: int) -> None: ...
-def forget_from(context: int, position: int) -> bool:
-    """Remove the tokens of sequence 0 from `position` on. Return False if this memory cannot."""
-
 def grammar_of_schema(schema: str) -> str:
     """Return the grammar (GBNF) of all texts that fit a JSON schema.
 

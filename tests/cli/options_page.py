@@ -13,7 +13,6 @@ PROGRAMS = (
     "serve",
     "exec",
     "bench",
-    "profile",
     "report",
     "trace",
     "models",

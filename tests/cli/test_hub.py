@@ -25,7 +25,7 @@ from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
 from tests.model.hub.server import running
 
-PROGRAMS = ("run", "chat", "serve", "bench", "profile", "doctor")
+PROGRAMS = ("run", "chat", "serve", "bench", "doctor")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from spac.config.values import GpuLayers
 from spac.run import main
 from tests.cli.options_page import parser_of
 
-PROGRAMS = ("run", "chat", "serve", "bench", "profile")
+PROGRAMS = ("run", "chat", "serve", "bench")
 PARSERS = {name: parser_of(name) for name in PROGRAMS}
 FOREIGN = {name: foreign_options(name) for name in PROGRAMS}
 

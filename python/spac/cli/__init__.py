@@ -20,7 +20,6 @@ COMMANDS = {
     "rpc-server": "lend this machine's devices to spac on another one",
     "exec": "run a Python program whose llama_cpp is spac's",
     "bench": "measure speed, schedulers and settings",
-    "profile": "measure what this machine's computing and copying cost",
     "report": "a run's figures as one HTML page",
     "trace": "the experts of every token of a recording, as a trace",
     "models": "what was downloaded by name, and what of it would fit here",

@@ -11,8 +11,8 @@ from spac.model.hub.names import Name
 NAMED = "OWNER/REPO[:QUANT]"
 
 
-def add_hub(parser: argparse.ArgumentParser, *, draft: bool = True) -> None:
-    """Add the options of models by name. Programs without a draft leave out the draft's."""
+def add_hub(parser: argparse.ArgumentParser) -> None:
+    """Add the options of models by name."""
     group = parser.add_argument_group("models by name, downloaded once (pip install 'spac[hf]')")
     group.add_argument(
         "--hf-repo", "-hf", "-hfr", metavar=NAMED, type=_name,
@@ -20,9 +20,8 @@ def add_hub(parser: argparse.ArgumentParser, *, draft: bool = True) -> None:
     )  # fmt: skip
     group.add_argument("--hf-file", "-hff", metavar="FILE", help="the model's file in --hf-repo, in place "
                        "of QUANT; the first one of a split model")  # fmt: skip
-    if draft:
-        group.add_argument("--hf-repo-draft", "-hfd", "-hfrd", "--spec-draft-hf", metavar=NAMED, type=_name,
-                           help="the draft model, in place of --draft")  # fmt: skip
+    group.add_argument("--hf-repo-draft", "-hfd", "-hfrd", "--spec-draft-hf", metavar=NAMED, type=_name,
+                       help="the draft model, in place of --draft")  # fmt: skip
     group.add_argument("--hf-token", "-hft", metavar="TOKEN", help="your token for private repositories; "
                        "better given as HF_TOKEN in the environment: others can read options")  # fmt: skip
     group.add_argument("--offline", action="store_true", help="take models from the cache, and download "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_TEXT = ("run", "bench", "profile")
+_TEXT = ("run", "bench")
 _ON_OFF = ("on", "off", "auto", "enabled", "disabled", "true", "false", "1", "0", "-1")
 
 

@@ -1,6 +1,6 @@
 """The unit times of a model on this machine, in seconds, which engine, balancer and governor share.
 
-`spac.profile` measures them, and `spac.costs.estimator` corrects them while an engine runs.
+`spac.costs.estimator` learns them while an engine runs.
 """
 
 from __future__ import annotations

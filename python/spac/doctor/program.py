@@ -16,14 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spac.cli.hub import add_hub, target_of
+from spac.cli.hub import add_hub, draft_of, target_of
 from spac.cli.options import Parser, add_config
 from spac.cli.program import add_talk, guarded
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.doctor import devices, host, installation
+from spac.doctor.measure import costs
 from spac.doctor.trial import Finding, State, Trial
-from spac.errors import SpacError, one_line
+from spac.errors import InputError, SpacError, one_line
 
 
 def examine(
@@ -31,12 +32,13 @@ def examine(
     vram_limit: VramLimit | None = None,
     self_test: bool | None = None,
     mmproj: Path | None = None,
+    measured: Callable[[], Iterator[Finding]] | None = None,
 ) -> Iterator[Finding]:
     """Yield the findings of all checks, in order. A check that fails does not stop the later ones.
 
     With a `target`, a finding says how much of the model fits on the device within `vram_limit`, beside the
     projector `mmproj`. `self_test` says if every mechanism is tried; None tries them on GPUs, not on the
-    simulated device.
+    simulated device. `measured` is a last check.
     """
     room = functools.partial(devices.vram, target, vram_limit, mmproj)
     trial = Trial(self_test)
@@ -50,6 +52,8 @@ def examine(
         ("extras", installation.extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip
+    if measured is not None:
+        checks.append(("costs", lambda: trial.heeded(measured, "costs")))
     for name, check in checks:
         try:
             yield from check()
@@ -110,9 +114,12 @@ def make_parser() -> Parser:
     parser.add_argument("--self-test", action=argparse.BooleanOptionalAction, default=None,
                         help="try every mechanism of the split in a process of its own "
                              "(default: on GPUs, not on the simulated device)")  # fmt: skip
-    add_config(parser, EngineConfig, ("vram_limit", "mmproj"))
+    parser.add_argument("--measure", action="store_true",
+                        help="also measure what experts, transfers, drafts and verifications of --target "
+                             "cost (default: of the bundled demo pair)")  # fmt: skip
+    add_config(parser, EngineConfig, ("draft", "vram_limit", "mmproj"))
     add_talk(parser)
-    add_hub(parser, draft=False)
+    add_hub(parser)
     return parser
 
 
@@ -131,8 +138,11 @@ def _examine_and_report(options: argparse.Namespace) -> int:
         n_embd = check_model(target).n_embd  # one line for a wrong path, and not a fault of every check
     if (mmproj := getattr(options, "mmproj", None)) is not None:
         check_projector(mmproj, n_embd)
-    limit = getattr(options, "vram_limit", None)
-    return _report(options.json, examine(target, limit, options.self_test, mmproj))
+    limit, draft = getattr(options, "vram_limit", None), draft_of(options)
+    if draft is not None and not (options.measure and target is not None):
+        raise InputError("--draft goes with --measure and --target: it is measured with its target")
+    measured = functools.partial(costs, target, draft, limit) if options.measure else None
+    return _report(options.json, examine(target, limit, options.self_test, mmproj, measured))
 
 
 def _report(as_json: bool, found: Iterator[Finding]) -> int:

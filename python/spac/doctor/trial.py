@@ -65,10 +65,10 @@ class Trial:
         if together := without_orphans(working):
             yield self._together(test.together(together))
 
-    def heeded(self, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    def heeded(self, check: Callable[[], Iterator[Finding]], name: str = "demo") -> Iterator[Finding]:
         """Run the check that loads a model, with the failed mechanisms switched off."""
         if self._unusable:
-            yield Finding("demo", "off", "not run", self._unusable)
+            yield Finding(name, "off", "not run", self._unusable)
             return
         before = os.environ.get(FORM.name, "")
         os.environ[FORM.name] = ",".join([before, *self._off])

@@ -1,0 +1,81 @@
+"""The findings of `spac doctor --measure`: what an engine learns of a model's costs from its own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spac.config import EngineConfig, SamplingConfig
+from spac.config.values import Slots, VramLimit
+from spac.doctor.trial import Finding
+from spac.stats.words import counted, seconds, size
+
+if TYPE_CHECKING:
+    from spac.costs import Costs, ExpertCosts
+    from spac.engine import Engine
+
+_TOKENS, _STEPS = 128, 12  # tokens of the text without drafts; steps of every draft length, at least
+_PROMPT = "A story of the mill at the river, and of the people who lived there:"
+
+
+def costs(target: Path | None, draft: Path | None, vram_limit: VramLimit | None) -> Iterator[Finding]:
+    """Yield what experts, transfers, drafts and verifications of a model cost here.
+
+    Without a target, the bundled demo pair is measured. Half of the experts have slots if all of them fit,
+    so that the CPU has work too. The costs are kept for later runs.
+    """
+    from spac import demo
+    from spac.engine import Engine
+    from spac.model.devices import choose_device
+
+    device = "auto"
+    if target is None:
+        target, draft = demo.TARGET, demo.DRAFT
+        device = "auto" if choose_device("auto") is not None else "simulated"
+    sampling = SamplingConfig(temp=0, ignore_eos=True)
+    config = EngineConfig(
+        target, draft, device=device, vram_limit=vram_limit, ctx=1024, state="off", sampling=sampling
+    )
+    for slots in ("auto", "50%"):
+        with Engine(replace(config, slots=Slots.parse(slots))) as engine:
+            if engine.experts is None or engine.costs is None:
+                yield Finding("costs", "off", "not measured", f"{target.name} runs without the split here")
+                return
+            if slots == "auto" and engine.experts.slots.n_slots == engine.n_experts:
+                continue
+            _run(engine)
+            yield from _findings(engine.costs.costs, engine)
+            return
+
+
+def _run(engine: Engine) -> None:
+    """Generate texts with every draft length."""
+    longest = engine.config.longest_draft if engine.config.draft_types else 0
+    for length in range(longest + 1):
+        engine.fix_draft_length(length)
+        "".join(engine.generate(_PROMPT, _STEPS * (length + 1) if length else _TOKENS))
+
+
+def _findings(found: Costs, engine: Engine) -> Iterator[Finding]:
+    assert engine.experts is not None
+    sizes = {layer.pool: layer.expert_bytes for layer in engine.experts.layers}
+    for pool, expert in enumerate(found.experts):
+        yield Finding(f"expert of {size(sizes[pool])}", "ok", _expert(expert, sizes[pool]))
+    if found.hand_off_s is not None:
+        yield Finding("hand-off", "ok", f"{seconds(found.hand_off_s)} for a layer that the CPU has a part of")
+    if engine.config.draft_types:
+        each = f"{seconds(found.draft_base_s)}, and {seconds(found.draft_token_s)} for each token"
+        yield Finding("draft", "ok", each)
+    for n, (verify, dense) in enumerate(zip(found.verify_s, found.dense_s, strict=True), 1):
+        times = f"{seconds(verify)}, without experts {seconds(dense)}"
+        yield Finding(f"{counted(n, 'token')} verified", "ok", times)
+
+
+def _expert(cost: ExpertCosts, n_bytes: int) -> str:
+    link = f" ({size(n_bytes / cost.upload_s)}/s)" if cost.upload_s else ""
+    return (
+        f"CPU {seconds(cost.cpu_expert_s)}, and {seconds(cost.cpu_pair_s)} for each token; "
+        f"device {seconds(cost.device_expert_s)}; copy {seconds(cost.upload_s)}{link}"
+    )
