@@ -171,6 +171,10 @@ void Context::fall_back(int n) {
 }
 
 void Context::adopt(llama_tokens tokens) {
+    if (overflowed_) {
+        clear();
+        return;
+    }
     checkpoints_.cut(common_prefix(tokens_, tokens, static_cast<int>(tokens.size())));
     tokens_        = std::move(tokens);
     n_versions_    = 0; // it is unknown which tokens they belong to

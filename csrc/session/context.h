@@ -6,6 +6,7 @@
 #include "session/checkpoints.h"
 #include "session/projector.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -53,6 +54,10 @@ class Context {
     int                 n_ctx() const { return static_cast<int>(llama_n_ctx_seq(ctx_)); }
     int                 n_ubatch() const { return static_cast<int>(llama_n_ubatch(ctx_)); }
     int                 n_batch() const { return static_cast<int>(llama_n_batch(ctx_)); }
+    // Returns the most tokens that one decode may have. With a window, they are those of one graph: llama.cpp finds the
+    // cells for all graphs of a decode before it computes the first one, and what a later graph drops from the window
+    // is missing there.
+    int n_decode() const { return llama_model_n_swa(model()) > 0 ? std::min(n_ubatch(), n_batch()) : n_batch(); }
     // Sets the projector, which knows the images among the tokens; null: there are none.
     void              set_projector(const Projector * projector) { projector_ = projector; }
     const Projector * projector() const { return projector_; }
@@ -68,6 +73,7 @@ class Context {
     // more: nothing of it is kept for a later prompt, and clear() overwrites its data. A masked cell with NaN would
     // make every later result NaN.
     void note_logit(int row, llama_token token);
+    bool has_overflowed() const { return overflowed_; }
 
     const llama_tokens & tokens() const { return tokens_; }
     int                  n_past() const { return static_cast<int>(tokens_.size()); }

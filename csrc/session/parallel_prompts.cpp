@@ -81,7 +81,7 @@ PlaceList ParallelSession::Impl::next_pieces(const PlaceList & taking, int n_mos
     PlaceList members;
     for (auto * const place : taking) {
         const int n_pending = place->is_ready() && !place->parked ? place->sequence.n_pending() : 0;
-        const int n_batch   = place->target.n_batch();
+        const int n_batch   = place->target.n_decode();
         int       n         = std::min(n_pending, std::min(n_most, n_batch) - batch.size());
         if (separate && n > 0) {
             const int graph = place->target.n_ubatch();

@@ -110,6 +110,7 @@ void ParallelSession::Impl::verify(const PlaceList & members) {
         sample(*place, row);
         row += 1 + static_cast<int>(place->drafted.size());
     }
+    places.drop_overflow();
     const auto counts = experts ? experts->take_parts() : std::vector<ExpertCounts>();
     for (size_t i = 0; i < counts.size(); ++i) {
         members[i]->experts = counts[i];
@@ -123,6 +124,9 @@ void ParallelSession::Impl::sample(Place & place, int first_row) {
         place.accepted   = place.sampler->sample(ctx, place.drafted, first_row);
         scope.span.count = static_cast<int32_t>(place.accepted.size()) - 1;
         place.target.note_logit(first_row + scope.span.count, place.accepted.back());
+        if (place.target.has_overflowed()) {
+            throw InternalError("the model's logits are no finite numbers");
+        }
         if (place.n_top >= 0) {
             place.probabilities = token_probabilities(ctx, place.accepted, place.n_top, first_row);
         }

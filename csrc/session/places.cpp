@@ -117,6 +117,23 @@ void Places::release(Place & place) {
     }
 }
 
+void Places::drop_overflow() {
+    if (std::none_of(places_.begin(), places_.end(), [](const auto & each) { return each->target.has_overflowed(); })) {
+        return;
+    }
+    std::vector<Remembered> kept;
+    for (const auto & each : places_) {
+        kept.push_back(each->target.remember());
+    }
+    llama_memory_clear(llama_get_memory(places_.front()->target.get()), true);
+    for (size_t i = 0; i < places_.size(); ++i) {
+        places_[i]->target.recall(std::move(kept[i]));
+        if (places_[i]->is_free()) {
+            places_[i]->sequence.begin_from_memory();
+        }
+    }
+}
+
 void Places::come_back(Place & place) {
     const int n_wanted = place.sequence.n_history() + parked_margin;
     if (!make_room(place, std::min(n_wanted, capacity_))) {

@@ -75,6 +75,9 @@ class Places {
     bool make_room(Place & place, int n_tokens);
     // Brings a parked sequence back, or lets it wait. If the host had no memory for it, its tokens are evaluated again.
     void come_back(Place & place);
+    // If a sequence has overflowed (Context::note_logit), clears the memory with its data: the cells of one sequence
+    // would spoil the others' results. Then brings the other sequences back.
+    void drop_overflow();
 
   private:
     int  n_used() const;

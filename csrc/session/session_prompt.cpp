@@ -136,7 +136,8 @@ int Session::Impl::next_piece() const {
     // llama.cpp cuts a batch into graphs of n_ubatch, which is small at first
     const int n_small  = target.n_ubatch() > small_graph ? small_graph : std::max(small_graph, piece_tokens);
     const int n_wanted = graph > small_graph ? graph : n_small;
-    const int n_batch  = std::min(n_wanted, drafting() != nullptr ? speculator->n_batch() : target.n_batch());
+    const int n_held   = std::min(n_wanted, target.n_decode());
+    const int n_batch  = drafting() != nullptr ? std::min(n_held, speculator->n_batch()) : n_held;
     const int tail     = sequence.n_history() - tail_tokens;
     const int n_most   = tail - target.n_past();
     return n_most > 0 && target.wants_checkpoint(tail, checkpoint_gap) ? std::min(n_batch, n_most) : n_batch;

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from spac.engine import Engine
+from spac.errors import SpacError
 from tests.conftest import TinyModel
 from tests.engine.test_batch import config
 from tests.session.recurrent import write_lfm2
@@ -33,6 +34,24 @@ def a_state(_make: TinyModel, folder: Path) -> Path:
     return write_lfm2(folder / "lfm2.gguf")
 
 
+def overflowing(path: Path) -> Path:
+    """Let the token BAD overflow in the model, and return its path."""
+    reader = gguf.GGUFReader(path, "r+")
+    embedding = next(each for each in reader.tensors if each.name == "token_embd.weight")
+    embedding.data[BAD] = np.nan
+    reader.data.flush()
+    return path
+
+
+def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    made = []
+    for prompt in prompts:
+        generation = engine.generate(prompt, 6)
+        list(generation)
+        made.append(generation.tokens)
+    return made
+
+
 @pytest.mark.parametrize("options", [{}, {"flash_attn": "off"}, {"ctx_checkpoints": 0}], ids=str)
 @pytest.mark.parametrize("write", [dense, delta_rule, a_state])
 def test_later_answers_are_right(
@@ -41,21 +60,7 @@ def test_later_answers_are_right(
     write: Callable[[TinyModel, Path], Path],
     options: dict[str, Any],
 ) -> None:
-    path = write(tiny_model, tmp_path)
-    reader = gguf.GGUFReader(path, "r+")
-    embedding = next(each for each in reader.tensors if each.name == "token_embd.weight")
-    embedding.data[BAD] = np.nan
-    reader.data.flush()
-    del embedding, reader
-
-    def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-        made = []
-        for prompt in prompts:
-            generation = engine.generate(prompt, 6)
-            list(generation)
-            made.append(generation.tokens)
-        return made
-
+    path = overflowing(write(tiny_model, tmp_path))
     opened = config(path, device="cpu", ctx=64, cache_ram=0, **options)
     fresh = []
     for prompt in PROMPTS:
@@ -65,3 +70,16 @@ def test_later_answers_are_right(
         with Engine(opened) as engine:
             answers(engine, [OVERFLOWS])
             assert answers(engine, [prompt]) == [answer]
+
+
+def test_several_sequences(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """One of several sequences that overflows ends with an error, and spoils no other one later."""
+    path = overflowing(dense(tiny_model, tmp_path))
+    opened = config(path, device="cpu", ctx=256, parallel=4, flash_attn="off")
+    with Engine(opened) as engine:
+        fresh = answers(engine, PROMPTS)
+    with Engine(opened) as engine:
+        for _ in range(2):
+            with pytest.raises(SpacError, match="no finite numbers"):
+                answers(engine, [OVERFLOWS])
+            assert answers(engine, PROMPTS) == fresh

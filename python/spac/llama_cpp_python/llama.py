@@ -118,6 +118,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _placement: Placement | None = None
     _pool: SharedPool | None = None
     _images: _core.ImagePrompt | None = None  # The last prompt with images.
+    _overflowed = False  # True if llama_cpp's own loop left numbers in the context that are not finite.
     _turn = 0  # The number of generations. An interrupted one sees it change, and the context with it.
 
     def __init__(self, model_path: str, **options: Any) -> None:
@@ -314,6 +315,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if has_images and refusal is not None:
             raise InputError(f"images: not with {refusal or 'plain llama.cpp'}")
         self._turn += 1
+        if given.get("reset", True):
+            self._drop_overflow()
         if self._engine is not None and self._engine.batch is not None:
             if refusal is not None:
                 refuse_alone(refusal)
@@ -585,6 +588,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().eval(tokens)
         finally:
             self._check_servers()
+        total = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.ctx, -1), (self._n_vocab,)).sum()
+        self._overflowed = self._overflowed or bool(np.isnan(total) or total == np.inf)
+
+    def _drop_overflow(self) -> None:
+        """Clear the context and its data if its numbers are not finite: masked ones spoil later results."""
+        if not self._overflowed:
+            return
+        self._overflowed, self.n_tokens = False, 0
+        if self._engine is not None and self._engine.session is not None:
+            self._engine.session.adopt([])
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.ctx), True)
+
+    def reset(self) -> None:
+        """Forget the tokens of the context, as llama_cpp does."""
+        with self._calls.call():
+            self._drop_overflow()
+            super().reset()
 
     def embed(self, *args: Any, **keywords: Any) -> Any:
         """Return embeddings as llama_cpp does."""
@@ -604,7 +624,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self._threads is not None:
             refuse_alone("save_state")
         with self._calls.call():
-            return super().save_state()
+            state = super().save_state()
+            state.overflowed = self._overflowed
+            return state
 
     def load_state(self, state: Any) -> None:
         """Restore a state of the context, as llama_cpp does."""
@@ -612,7 +634,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             refuse_alone("load_state")
         with self._calls.call():
             self._turn += 1
+            self._drop_overflow()
             super().load_state(state)
+            self._overflowed = getattr(state, "overflowed", False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **self._own}

@@ -1,0 +1,242 @@
+"""All doors: an engine, a `Llama` and a server, each for one generation at a time and for four."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spac import Llama
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.errors import SpacError
+from tests.conversations.door import END, MARKER, Answer, Request, Setup, Tokens
+from tests.conversations.setups import CONTEXT, ONE_ALONE, SETUPS
+from tests.serve.conftest import KEY, Server
+
+TOP = 3
+"""The number of the most probable first tokens that are compared."""
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "repeat_penalty": 1.0}
+ONE, SEVERAL = 1, 4
+
+
+def first_of(top: Any) -> tuple[tuple[str, float], ...]:
+    """Return the most probable first tokens of OpenAI's `top_logprobs`, by name."""
+    return tuple(sorted(top[0].items())) if top else ()
+
+
+class EngineDoor:
+    """`Engine.generate`. With one generation at a time, another one ends it."""
+
+    ways = ("text",)
+    actions: Sequence[str] = ()
+
+    def __init__(self, setup: Setup, parallel: int) -> None:
+        sampling = SamplingConfig(temp=0.0, top_k=0, repeat_penalty=1.0)
+        options = {**setup.options, "parallel": parallel, "ctx": parallel * CONTEXT}
+        self._engine = Engine(EngineConfig(target=setup.target, sampling=sampling, **options))
+        self.n_clients = parallel
+        self.actions = ("change slots",) if self._engine.experts is not None else ()
+
+    def answer(self, request: Request) -> Answer:
+        made = self._generation(request)
+        text = "".join(made)
+        return Answer(text, made.reason)
+
+    def leave(self, request: Request, n_parts: int) -> str:
+        made = self._generation(request)
+        return "".join(piece for piece, _ in zip(made, range(n_parts), strict=False))
+
+    def _generation(self, request: Request) -> Any:
+        prompt: Any = list(request.tokens)
+        if request.sees:
+            prompt = self._engine.image_prompt(request.text, request.images)
+        return self._engine.generate(prompt, request.n, stop=request.stop)
+
+    def go_on(self, more: Tokens, n: int) -> tuple[Request, Answer]:
+        raise NotImplementedError
+
+    def act(self, action: str, number: int) -> None:
+        self._engine.set_slots((2, 4, 8)[number % 3])
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class LlamaDoor:
+    """`spac.Llama`, with the functions of llama_cpp for all that is unusual."""
+
+    def __init__(self, setup: Setup, parallel: int) -> None:
+        options = dict(setup.options)
+        for name in ("threads", "threads_batch", "batch", "ubatch"):
+            options[f"n_{name}"] = options.pop(name)
+        for name in ("type_k", "type_v"):
+            assert options.pop(f"cache_{name}") == "f32"
+            options[name] = 0
+        if "flash_attn" in options:
+            options["flash_attn"] = options["flash_attn"] == "on"
+        if parallel > 1:
+            options["parallel"] = parallel
+        self._llm = Llama(str(setup.target), n_ctx=parallel * CONTEXT, verbose=False, **options)
+        self._saved: dict[int, Any] = {}
+        self.n_clients = parallel
+        alone = parallel == 1
+        self.ways = ("text", "logprobs", "processor", "eval") if alone else ("text", "logprobs")
+        self.actions = ("reset", "save", "restore") if alone else ()
+
+    def answer(self, request: Request) -> Answer:
+        if request.way == "eval":
+            self._llm.reset()
+            return self._evaluated(request.tokens, request.n)
+        choice = self._completion(request)["choices"][0]
+        top = choice["logprobs"]["top_logprobs"] if choice.get("logprobs") else ()
+        return Answer(choice["text"], choice["finish_reason"], first_of(top))
+
+    def leave(self, request: Request, n_parts: int) -> str:
+        with contextlib.closing(self._completion(request, stream=True)) as parts:
+            texts = (part["choices"][0]["text"] for part in parts)
+            return "".join(text for text, _ in zip(texts, range(n_parts), strict=False))
+
+    def _completion(self, request: Request, **more: Any) -> Any:
+        prompt = list(request.tokens)
+        if request.sees:
+            prompt = self._llm.see(request.text.encode(), request.images)
+        more |= {"max_tokens": request.n, "stop": list(request.stop), **GREEDY}
+        if request.way == "logprobs":
+            more["logprobs"] = TOP
+        if request.way == "processor":
+            more["logits_processor"] = [lambda _ids, scores: scores]
+        return self._llm.create_completion(prompt, **more)
+
+    def go_on(self, more: Tokens, n: int) -> tuple[Request, Answer]:
+        held = tuple(self._llm._input_ids.tolist())
+        if min(held, default=0) < 0 or len(held) + len(more) + n > CONTEXT - 1:
+            self._llm.reset()
+            held = ()
+        return Request((*held, *more), n, way="eval"), self._evaluated(more, n)
+
+    def _evaluated(self, tokens: Tokens, n: int) -> Answer:
+        made = b""
+        self._llm.eval(tokens)
+        for _ in range(n):
+            token = self._llm.sample(temp=0.0, top_k=0)
+            if token == END:
+                return Answer(made.decode("latin-1"), "stop")
+            made += bytes([token])
+            self._llm.eval([token])
+        return Answer(made.decode("latin-1"), "length")
+
+    def act(self, action: str, number: int) -> None:
+        if action == "reset":
+            self._llm.reset()
+        elif action == "save":
+            self._saved[number % 2] = self._llm.save_state()
+        elif number % 2 in self._saved:
+            self._llm.load_state(self._saved[number % 2])
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+class ServerDoor:
+    """`spac serve`, in a process of its own."""
+
+    ways = ("text", "logprobs")
+    actions = ("save", "restore", "erase")
+
+    def __init__(self, setup: Setup, parallel: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.n_clients = self._places = parallel
+        words = ["--target", str(setup.target), "--ctx", str(parallel * CONTEXT), "--parallel", str(parallel)]
+        for name, value in setup.options.items():
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        words += ["--slot-save-path", self._folder.name, "--no-page", "--temp", "0", "--top-k", "0"]
+        self._server = Server(Path(self._folder.name), *words, fixed=())
+        self._chats = setup.sees
+
+    def answer(self, request: Request) -> Answer:
+        status, body = self._server.ask("POST", *self._asked(request))
+        if status != 200:
+            raise SpacError(f"{status}: {body.decode()}")
+        choice = json.loads(body)["choices"][0]
+        if "message" in choice:
+            return Answer(choice["message"]["content"], choice["finish_reason"])
+        top = choice["logprobs"]["top_logprobs"] if choice.get("logprobs") else ()
+        return Answer(choice["text"], choice["finish_reason"], first_of(top))
+
+    def leave(self, request: Request, n_parts: int) -> str:
+        path, body = self._asked(request, stream=True)
+        connection = self._server.connection()
+        try:
+            connection.request("POST", path, json.dumps(body), {"authorization": f"Bearer {KEY}"})
+            texts = self._streamed(connection.getresponse())
+            return "".join(text for text, _ in zip(texts, range(n_parts), strict=False))
+        finally:
+            connection.close()
+
+    @staticmethod
+    def _streamed(response: http.client.HTTPResponse) -> Iterator[str]:
+        for line in response:
+            if line.startswith(b"data: {"):
+                choice = json.loads(line[6:])["choices"][0]
+                yield choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+
+    def _asked(self, request: Request, **more: Any) -> tuple[str, dict[str, Any]]:
+        body: dict[str, Any] = {"max_tokens": request.n, "stop": list(request.stop), **more}
+        if request.sees:
+            parts = [_part(each) for each in _parts(request)]
+            return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": parts}]}
+        if request.way == "logprobs":
+            body["logprobs"] = TOP
+        return "/v1/completions", {**body, "prompt": list(request.tokens)}
+
+    def go_on(self, more: Tokens, n: int) -> tuple[Request, Answer]:
+        raise NotImplementedError
+
+    def act(self, action: str, number: int) -> None:
+        name = {"filename": f"{number // self._places % 2}"} if action != "erase" else {}
+        status, body = self._server.ask("POST", f"/slots/{number % self._places}?action={action}", name)
+        # A slot may be empty or have images, a file or a slot may not exist (a recurrent model has one place),
+        # and a client that left may be there still.
+        if status not in (200, 400, 404, 503):
+            raise SpacError(f"{action}: {status}: {body.decode()}")
+
+    def close(self) -> None:
+        try:
+            assert self._server.stop() == 0
+        finally:
+            self._folder.cleanup()
+
+
+def _parts(request: Request) -> list[str | bytes]:
+    """Return the texts and the images of a request in their order."""
+    texts, images = request.text.split(MARKER), [*request.images, b""]
+    return [each for both in zip(texts, images, strict=True) for each in both if each]
+
+
+def _part(part: str | bytes) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+DOORS = {
+    "engine": partial(EngineDoor, parallel=ONE),
+    "engine-4": partial(EngineDoor, parallel=SEVERAL),
+    "llama": partial(LlamaDoor, parallel=ONE),
+    "llama-4": partial(LlamaDoor, parallel=SEVERAL),
+    "serve": partial(ServerDoor, parallel=ONE),
+    "serve-4": partial(ServerDoor, parallel=SEVERAL),
+}
+
+
+def setups_of(door: str) -> list[str]:
+    """Return the names of the setups that a door can have."""
+    return [name for name in SETUPS if not door.endswith("-4") or name not in ONE_ALONE]
