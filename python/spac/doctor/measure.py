@@ -24,7 +24,8 @@ def costs(target: Path | None, draft: Path | None, vram_limit: VramLimit | None)
     """Yield what experts, transfers, drafts and verifications of a model cost here.
 
     Without a target, the bundled demo pair is measured. Half of the experts have slots if all of them fit,
-    so that the CPU has work too. The costs are kept for later runs.
+    so that the CPU has work too. The costs are kept for later runs. On the simulated device, an engine does
+    not separate the device's time from the rest, and what is shown of it is a guess.
     """
     from spac import demo
     from spac.engine import Engine
