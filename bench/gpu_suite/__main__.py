@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_suite.watched import cause
+from spac import _library
 from tools.patches.ggml import Ggml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +100,7 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     add("out", type=Path, help="where the results go")
-    add("--library", type=Path, default=ROOT / "python" / "spac" / "lib" / "libllama.so")
+    add("--library", type=Path, default=_library.library_path())
     add("--device", default="CUDA0", help="CUDA0, …, or CPU to try the check itself")
     add("--types", help="weight types, separated by commas (default: all)")
     add("--seconds", type=float, default=540, help="stop after that many")

@@ -202,7 +202,7 @@ class ServerDoor:
     def act(self, action: str, number: int) -> None:
         name = {"filename": f"{number // self._places % 2}"} if action != "erase" else {}
         status, body = self._server.ask("POST", f"/slots/{number % self._places}?action={action}", name)
-        # A slot may be empty or have images, a file or a slot may not exist (a recurrent model has one place),
+        # A slot may be empty or have images, a file or a slot may not exist (recurrent models have one),
         # and a client that left may be there still.
         if status not in (200, 400, 404, 503):
             raise SpacError(f"{action}: {status}: {body.decode()}")

@@ -21,7 +21,7 @@ BACKEND = (
 )  # fmt: skip
 """The folders of csrc/backend, low to high."""
 OF_THE_WHOLE = (
-    "architectures", "examples", "fuzz", "native", "package", "patches", "together", "tools",
+    "architectures", "conversations", "examples", "fuzz", "native", "package", "patches", "together", "tools",
     "vulkan",
 )  # fmt: skip
 """Folders of tests that belong to no single folder of the code."""

@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import spac
-from spac import demo
+from spac import _library, demo
 from tests.cli.conftest import environment
 
 PRE_TOKENIZERS = ("gpt-4o", "deepseek-v3", "bloom", "exaone-moe", "llama-bpe")
@@ -45,7 +44,7 @@ def tokenized(library: Path, texts: list[str]) -> dict[str, list[list[object]]]:
     return results
 
 
-OURS = Path(spac.__file__).parent / "lib"
+OURS = _library.library_path().parent
 UNITS = ["a", "A", "7", "+", " ", "\n", "é", "字", "aB", "a ", "x1/", "'s"]
 
 
