@@ -588,8 +588,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().eval(tokens)
         finally:
             self._check_servers()
-        total = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.ctx, -1), (self._n_vocab,)).sum()
-        self._overflowed = self._overflowed or bool(np.isnan(total) or total == np.inf)
+        if len(tokens) and (logits := llama_cpp.llama_get_logits_ith(self.ctx, -1)):
+            total = np.ctypeslib.as_array(logits, (self._n_vocab,)).sum()
+            self._overflowed = self._overflowed or bool(np.isnan(total) or total == np.inf)
 
     def _drop_overflow(self) -> None:
         """Clear the context and its data if its numbers are not finite: masked ones spoil later results."""
