@@ -133,6 +133,15 @@ def test_a_thread_waits_until_a_generation_is_dropped(alone: dict[str, str]) -> 
             assert waiting.result(60) == alone[PROMPTS[1]]
 
 
+def test_a_thread_waits_for_no_cancelled_generation(alone: dict[str, str]) -> None:
+    with Engine(config()) as engine:
+        first = engine.generate(PROMPTS[0], 40)
+        next(first)
+        first.cancel()
+        assert texts(engine, [PROMPTS[1]], 40) == [alone[PROMPTS[1]]]
+        assert first.reason == "cancelled"
+
+
 def test_a_generation_that_nobody_reads_ends_for_others(
     alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ class Generation(Iterator[str]):
         The text generated so far remains. Any thread may call this.
         """
         self._cancelled = True
+        self.reader.ended.set()  # Other threads need not wait until it is read to its end.
         if self._running:
             self._session.cancel()
         elif not self._meter.reason:
