@@ -28,7 +28,7 @@ SHORTER = {"draft": "shorter", "draft_length": 3}
 OTHER = {"draft": "qwen3", "draft_length": 3}
 
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dense": ("qwen3", {"device": "cpu", "cache_ram": 16, "flash_attn": "on"}),
+    "dense": ("qwen3", {"device": "cpu", "cache_ram": 16}),
     "dense, draft": ("qwen3", {"device": "cpu", **SHORTER}),
     "experts": ("qwen3moe", {**SPLIT, "cache_ram": 16}),
     "experts, draft": ("qwen3moe", {**SPLIT, **SHORTER, "cache_ram": 16}),
