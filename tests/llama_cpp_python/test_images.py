@@ -64,6 +64,19 @@ def test_a_chat_sees(llm: Llama) -> None:
     assert said(llm, {"role": "user", "content": "look"}) not in (first, second)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_what_is_seen(llm: Llama, *, stream: bool) -> None:
+    expected = said(llm, message(IMAGES[0]))
+    asked = {**GREEDY, "logprobs": True, "top_logprobs": 2, "stream": stream}
+    made = llm.create_chat_completion([message(IMAGES[0])], **asked)
+    choices = [part["choices"][0] for part in (made if stream else [made])]
+    places = [place for each in choices if each["logprobs"] for place in each["logprobs"]["content"]]
+    text = b"".join(bytes(place["bytes"]) for place in places)
+    assert text.decode("utf-8", "ignore") == expected
+    assert len(places) >= GREEDY["max_tokens"]  # More, if the last character needs them.
+    assert all(place["top_logprobs"][0]["logprob"] == place["logprob"] < 0 for place in places)
+
+
 def test_llama_cpps_chat_handlers(llm: Llama, path: Path, mmproj: Path) -> None:
     from llama_cpp.llama_chat_format import Llava15ChatHandler
 

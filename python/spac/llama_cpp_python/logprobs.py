@@ -143,7 +143,10 @@ class _Reporter:
     def __init__(self, llama: Any, recorded: Logprobs, asked: Mapping[str, Any]) -> None:
         self._llama, self._vocab, self._recorded = llama, llama._model.vocab, recorded
         prompt, stop = asked.get("prompt", ""), asked.get("stop") or []
-        text = prompt if isinstance(prompt, str) else llama.detokenize(list(prompt)).decode("utf-8", "ignore")
+        text = prompt
+        if not isinstance(prompt, str):
+            read = [each for each in prompt if each >= 0]  # The others stand for images.
+            text = llama.detokenize(read).decode("utf-8", "ignore")
         self._offset = len(text)
         self._stops = [each.encode() for each in ([stop] if isinstance(stop, str) else stop)]
         # llama_cpp puts the beginning token before an answer to an empty prompt, and drops a space after it.
