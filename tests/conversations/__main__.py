@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -13,10 +14,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["SPAC_STATE"] = "off"
 
 from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.conversations.doors import DOORS, setups_of
-from tests.conversations.machine import machine_of
+from tests.conversations.doors import DOORS, FRESH, setups_of
+from tests.conversations.machine import Enough, machine_of
 from tests.conversations.setups import SETUPS, Models
 from tests.forked import Programs
 from tests.serve.conftest import Server
@@ -33,6 +35,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shrink", action="store_true", help="end at a difference, made small")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     n_different = 0
     with tempfile.TemporaryDirectory() as folder, Programs() as programs:
         Server.programs = programs
@@ -45,26 +48,32 @@ def main() -> int:
 def run(name: str, models: Models, options: argparse.Namespace) -> int:
     """Run one door, print its counts, and return the number of differences."""
     setups = [models.setup(each) for each in options.setup or setups_of(name)]
-    machine = machine_of(DOORS[name], setups, stops=options.shrink)
+    machine = machine_of(DOORS[name], FRESH[name], setups, stops=options.shrink)
     tally, started, at = machine.tally, time.monotonic(), options.seed
+    tally.most_rules, tally.until = options.rules, started + options.seconds
     phases = (Phase.generate, Phase.shrink) if options.shrink else (Phase.generate,)
-    while tally.n_rules < options.rules and time.monotonic() - started < options.seconds:
-        run_state_machine_as_test(
-            seed(at)(machine),
-            settings=settings(
-                max_examples=20, stateful_step_count=options.steps, deadline=None, database=None,
-                phases=phases, suppress_health_check=list(HealthCheck),
-            ),
-        )  # fmt: skip
-        at += 1
-    for told in tally.differences:
-        print(f"\n{told}\n")
-    print(
-        f"{name}: {tally.n_rules} rules, {tally.n_answers} answers compared with {machine.fresh.n_made} "
-        f"fresh ones, {len(tally.differences)} differences, {tally.n_close} more that rounding decides, "
-        f"{time.monotonic() - started:.0f} s, seeds {options.seed} to {at - 1}",
-        flush=True,
-    )
+    try:
+        while True:
+            run_state_machine_as_test(
+                seed(at)(machine),
+                settings=settings(
+                    max_examples=20, stateful_step_count=options.steps, deadline=None, database=None,
+                    phases=phases, suppress_health_check=list(HealthCheck),
+                ),
+            )  # fmt: skip
+            at += 1
+    except (Enough, Flaky):
+        if not tally.is_over:
+            raise
+    finally:
+        for told in tally.differences:
+            print(f"\n{told}\n")
+        print(
+            f"{name}: {tally.n_rules} rules, {tally.n_answers} answers compared with {machine.fresh.n_made} "
+            f"fresh ones, {len(tally.differences)} differences, {tally.n_close} more that rounding decides, "
+            f"{time.monotonic() - started:.0f} s, seeds {options.seed} to {at}",
+            flush=True,
+        )
     return len(tally.differences)
 
 

@@ -32,8 +32,8 @@ class Request:
     """The most tokens of the answer."""
     stop: tuple[str, ...] = ()
     way: str = "text"
-    """One of the door's `ways`. "text" is the ordinary one, "logprobs" asks for log probabilities too,
-    "processor" has a logits processor, which changes nothing, and "eval" uses the low-level functions."""
+    """One of the door's `ways`. "text" is the ordinary one, and "logprobs" asks for log probabilities too.
+    So does "processor", with a logits processor that changes nothing. "eval" uses the low-level functions."""
 
     @property
     def sees(self) -> bool:
@@ -51,18 +51,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said, why it ended, and log probabilities of the most probable first tokens, if asked for."""
+    """What was said, why it ended, and log probabilities, if asked for."""
 
     text: str
     reason: str
-    first: tuple[tuple[str, float], ...] = ()
+    top: tuple[tuple[float, ...], ...] = ()
+    """For each token, the log probabilities of the most probable ones at its place, the largest first."""
 
     def is_like(self, other: Answer, tolerance: float) -> bool:
         """Return True if the two are equal, and log probabilities nearly so."""
-        if (self.text, self.reason, len(self.first)) != (other.text, other.reason, len(other.first)):
+        if (self.text, self.reason, len(self.top)) != (other.text, other.reason, len(other.top)):
             return False
-        ours, theirs = ([number for _, number in each.first] for each in (self, other))
-        return bool(np.allclose(ours, theirs, rtol=0, atol=tolerance))
+        return not self.top or bool(np.allclose(self.top, other.top, rtol=0, atol=tolerance))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from spac import Llama
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
@@ -21,14 +23,23 @@ from tests.conversations.setups import CONTEXT, ONE_ALONE, SETUPS
 from tests.serve.conftest import KEY, Server
 
 TOP = 3
-"""The number of the most probable first tokens that are compared."""
+"""The number of the most probable tokens at each place whose log probabilities are compared."""
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "repeat_penalty": 1.0}
 ONE, SEVERAL = 1, 4
 
 
-def first_of(top: Any) -> tuple[tuple[str, float], ...]:
-    """Return the most probable first tokens of OpenAI's `top_logprobs`, by name."""
-    return tuple(sorted(top[0].items())) if top else ()
+def of_completion(choice: Any) -> Answer:
+    """Return the answer of a completion's `choice`, in OpenAI's format."""
+    tops = (choice.get("logprobs") or {}).get("top_logprobs") or ()
+    top = tuple(tuple(sorted(each.values(), reverse=True)[:TOP]) for each in tops)
+    return Answer(choice["text"], choice["finish_reason"], top)
+
+
+def of_chat(choice: Any) -> Answer:
+    """Return the answer of a chat's `choice`, in OpenAI's format."""
+    places = (choice.get("logprobs") or {}).get("content") or ()
+    top = tuple(tuple(each["logprob"] for each in place["top_logprobs"]) for place in places)
+    return Answer(choice["message"]["content"], choice["finish_reason"], top)
 
 
 class EngineDoor:
@@ -70,10 +81,16 @@ class EngineDoor:
 
 
 class LlamaDoor:
-    """`spac.Llama`, with the functions of llama_cpp for all that is unusual."""
+    """`spac.Llama`, with the functions of llama_cpp for all that is unusual.
 
-    def __init__(self, setup: Setup, parallel: int) -> None:
+    With `chats`, prompts with images are messages, as a server gets them.
+    """
+
+    def __init__(self, setup: Setup, parallel: int, *, chats: bool = False) -> None:
         options = dict(setup.options)
+        self._chats = chats
+        if chats:
+            options["chat_format"] = "common"
         for name in ("threads", "threads_batch", "batch", "ubatch"):
             options[f"n_{name}"] = options.pop(name)
         for name in ("type_k", "type_v"):
@@ -94,9 +111,9 @@ class LlamaDoor:
         if request.way == "eval":
             self._llm.reset()
             return self._evaluated(request.tokens, request.n)
-        choice = self._completion(request)["choices"][0]
-        top = choice["logprobs"]["top_logprobs"] if choice.get("logprobs") else ()
-        return Answer(choice["text"], choice["finish_reason"], first_of(top))
+        if request.sees and self._chats:
+            return of_chat(self._llm.create_chat_completion(**chat_of(request), **GREEDY)["choices"][0])
+        return of_completion(self._completion(request)["choices"][0])
 
     def leave(self, request: Request, n_parts: int) -> str:
         with contextlib.closing(self._completion(request, stream=True)) as parts:
@@ -108,7 +125,7 @@ class LlamaDoor:
         if request.sees:
             prompt = self._llm.see(request.text.encode(), request.images)
         more |= {"max_tokens": request.n, "stop": list(request.stop), **GREEDY}
-        if request.way == "logprobs":
+        if request.way != "text":
             more["logprobs"] = TOP
         if request.way == "processor":
             more["logits_processor"] = [lambda _ids, scores: scores]
@@ -122,15 +139,18 @@ class LlamaDoor:
         return Request((*held, *more), n, way="eval"), self._evaluated(more, n)
 
     def _evaluated(self, tokens: Tokens, n: int) -> Answer:
-        made = b""
+        made, top = b"", []
         self._llm.eval(tokens)
         for _ in range(n):
+            logits = np.array(self._llm._ctx.get_logits_ith(-1)[: self._llm.n_vocab()], np.float64)
+            best = np.sort(logits)[: -TOP - 1 : -1] - np.logaddexp.reduce(logits)
+            top.append(tuple(best.tolist()))
             token = self._llm.sample(temp=0.0, top_k=0)
             if token == END:
-                return Answer(made.decode("latin-1"), "stop")
+                return Answer(made.decode("latin-1"), "stop", tuple(top))
             made += bytes([token])
             self._llm.eval([token])
-        return Answer(made.decode("latin-1"), "length")
+        return Answer(made.decode("latin-1"), "length", tuple(top))
 
     def act(self, action: str, number: int) -> None:
         if action == "reset":
@@ -158,17 +178,13 @@ class ServerDoor:
             words += [f"--{name.replace('_', '-')}", str(value)]
         words += ["--slot-save-path", self._folder.name, "--no-page", "--temp", "0", "--top-k", "0"]
         self._server = Server(Path(self._folder.name), *words, fixed=())
-        self._chats = setup.sees
 
     def answer(self, request: Request) -> Answer:
         status, body = self._server.ask("POST", *self._asked(request))
         if status != 200:
             raise SpacError(f"{status}: {body.decode()}")
         choice = json.loads(body)["choices"][0]
-        if "message" in choice:
-            return Answer(choice["message"]["content"], choice["finish_reason"])
-        top = choice["logprobs"]["top_logprobs"] if choice.get("logprobs") else ()
-        return Answer(choice["text"], choice["finish_reason"], first_of(top))
+        return of_chat(choice) if request.sees else of_completion(choice)
 
     def leave(self, request: Request, n_parts: int) -> str:
         path, body = self._asked(request, stream=True)
@@ -188,10 +204,9 @@ class ServerDoor:
                 yield choice["text"] if "text" in choice else choice["delta"].get("content") or ""
 
     def _asked(self, request: Request, **more: Any) -> tuple[str, dict[str, Any]]:
-        body: dict[str, Any] = {"max_tokens": request.n, "stop": list(request.stop), **more}
         if request.sees:
-            parts = [_part(each) for each in _parts(request)]
-            return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": parts}]}
+            return "/v1/chat/completions", {**chat_of(request), **more}
+        body: dict[str, Any] = {"max_tokens": request.n, "stop": list(request.stop), **more}
         if request.way == "logprobs":
             body["logprobs"] = TOP
         return "/v1/completions", {**body, "prompt": list(request.tokens)}
@@ -212,6 +227,15 @@ class ServerDoor:
             assert self._server.stop() == 0
         finally:
             self._folder.cleanup()
+
+
+def chat_of(request: Request) -> dict[str, Any]:
+    """Return a request with images as a chat, in OpenAI's format."""
+    parts = [_part(each) for each in _parts(request)]
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": parts}]}
+    if request.way == "logprobs":
+        chat |= {"logprobs": True, "top_logprobs": TOP}
+    return {**chat, "max_tokens": request.n, "stop": list(request.stop)}
 
 
 def _parts(request: Request) -> list[str | bytes]:
@@ -235,6 +259,11 @@ DOORS = {
     "serve": partial(ServerDoor, parallel=ONE),
     "serve-4": partial(ServerDoor, parallel=SEVERAL),
 }
+FRESH = DOORS | {
+    "serve": partial(LlamaDoor, parallel=ONE, chats=True),
+    "serve-4": partial(LlamaDoor, parallel=SEVERAL, chats=True),
+}
+"""The doors that are begun anew. In place of a server, a `Llama` in this process loads faster."""
 
 
 def setups_of(door: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from tests.conversations.setups import CONTEXT
 
 Make = Callable[[Setup], Door]
 
-TOLERANCE = 0.01
+TOLERANCE = 1e-4
 """The largest difference of log probabilities that the shapes of batches may make."""
 GRAPHS = (1, 5, 12)
 """Sizes of graphs with which an answer is made again, to see if rounding decides it."""
@@ -71,9 +72,18 @@ class Fresh:
         return False
 
 
+class Enough(KeyboardInterrupt):
+    """The end of a run, inside an example. Hypothesis lets it pass as it does an interrupt, or it raises
+    Flaky, because an equal beginning went on before."""
+
+
 @dataclass
 class Tally:
-    """The counts of a run over several examples."""
+    """The counts of a run over several examples, and its limits."""
+
+    most_rules: float = float("inf")
+    until: float = float("inf")
+    """The time of `time.monotonic` at which the run ends."""
 
     n_rules: int = 0
     n_answers: int = 0
@@ -81,6 +91,14 @@ class Tally:
     """The number of answers that differed, and that rounding decides."""
     differences: list[str] = field(default_factory=list)
     """The steps of each example that ended with a difference."""
+    is_over: bool = False
+
+    def count(self) -> None:
+        """Count a rule, or raise Enough."""
+        if self.n_rules >= self.most_rules or time.monotonic() > self.until:
+            self.is_over = True
+            raise Enough
+        self.n_rules += 1
 
 
 class Conversations(RuleBasedStateMachine):
@@ -134,7 +152,7 @@ class Conversations(RuleBasedStateMachine):
     @precondition(lambda self: self.last)
     @rule(target=texts, text=texts, more=st.integers(-2, 2), shared=PLACE, seed=st.integers(8, 9))
     def as_long_as_the_last(self, text: Tokens, more: int, shared: int, seed: int) -> Tokens:
-        """Another text of almost the same length as what was read and said last."""
+        """Return another text of almost the same length as what was read and said last."""
         shared %= len(self.last) + 1
         return (*self.last[:shared], *some_text(256, seed))[: max(1, len(self.last) + more)]
 
@@ -158,6 +176,15 @@ class Conversations(RuleBasedStateMachine):
     def regenerate(self, text: Tokens, n: int, times: int, way: int) -> Any:
         request = self._request(text, n, way)
         return [self._ask(request) for _ in range(times)][-1]
+
+    @rule(target=texts, text=texts, n=LIMIT, way=WAY, more=st.integers(-1, 1), shared=PLACE)
+    def ask_in_turns(self, text: Tokens, n: int, way: int, more: int, shared: int) -> Any:
+        """Ask a text, then one of nearly the length of all that was said, then the first again."""
+        request = self._request(text, n, way)
+        self._ask(request)
+        if request is not None:
+            self._ask(self._request(self.as_long_as_the_last(text, more, shared, 8), n, way))
+        return self._ask(request)
 
     @rule(target=texts, text=texts, at=st.integers(0, 12), n=st.integers(1, 2), way=WAY)
     def ask_with_stop(self, text: Tokens, at: int, n: int, way: int) -> Any:
@@ -222,7 +249,8 @@ class Conversations(RuleBasedStateMachine):
         if len(text) + n_images * IMAGE_TOKENS + n > CONTEXT - CHAT_TOKENS * bool(n_images) - 1:
             return None
         ways = self.door.ways
-        return Request(text, n, way=ways[way % len(ways)] if way < len(ways) and not n_images else "text")
+        way = way if way < (2 if n_images else len(ways)) else 0  # Images go with text and log probabilities.
+        return Request(text, n, way=ways[way % len(ways)])
 
     def _ask(self, request: Request | None) -> Any:
         if not self._counts(f"ask {request}") or request is None:
@@ -238,7 +266,7 @@ class Conversations(RuleBasedStateMachine):
     def _counts(self, step: str) -> bool:
         """Count a step that asks something of the door. Return False if the example is over."""
         if not self.over:
-            self.tally.n_rules += 1
+            self.tally.count()
             self.steps.append(step)
         return not self.over
 
@@ -259,8 +287,13 @@ class Conversations(RuleBasedStateMachine):
             raise AssertionError(told)
 
 
-def machine_of(make: Make, setups: Sequence[Setup], *, stops: bool = True) -> type[Conversations]:
-    """Return the state machine of a door with these setups, and with counts of its own."""
-    own = {"make": staticmethod(make), "fresh": Fresh(make), "tally": Tally()}
+def machine_of(
+    make: Make, make_fresh: Make, setups: Sequence[Setup], *, stops: bool = True
+) -> type[Conversations]:
+    """Return the state machine of a door with these setups, and with counts of its own.
+
+    `make_fresh` makes the doors begun anew.
+    """
+    own = {"make": staticmethod(make), "fresh": Fresh(make_fresh), "tally": Tally()}
     own |= {"setups": setups, "stops": stops}
     return type("ConversationsAtADoor", (Conversations,), own)
