@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.provenance import commit, processor, where
+from bench.program import commit, processor, where
 from spac import _core, _library
 from spac.machine.cpu import physical_cores
 from spac.model import kernels

@@ -30,9 +30,7 @@ import numpy as np
 
 from bench.compare.client import Client
 from bench.compare.server import PeerError, Server, free_port
-from bench.parallel import COUNTS, TEXT
-from bench.program import publish, run_program
-from bench.provenance import about, where
+from bench.program import about, publish, run_program, where
 from spac import demo
 from spac.errors import InputError
 from tools.llama_server import PROGRAM
@@ -40,6 +38,8 @@ from tools.llama_server import PROGRAM
 PEER = "llama-server"
 SYSTEMS = ("cpu", "default", "simulated", PEER)
 LOAD_S = 300  # seconds for a server to load its model
+COUNTS = (1, 2, 4, 8, 16)
+TEXT = "the sea was grey and a man walked along its edge counting boats that came home late "
 
 
 @dataclass(frozen=True)

@@ -21,29 +21,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.compare.cells import OUT_OF_TIME, ROOT
+from bench.compare.cells import OUT_OF_TIME
 from bench.compare.comparison import Comparison
 from bench.compare.likelihood import perplexity
 from bench.compare.page import breakdowns, repeats, table, verdict
 from bench.compare.peer import NAMES
 from bench.compare.roofline import Bandwidths
 from bench.compare.rows import rows_of
-from bench.gpu_suite.facts import processor_name
+from bench.program import commit, processor
 from spac.errors import SpacError
 from spac.machine.cpu import physical_cores
 
 UNFINISHED = 3
 LISTED = 12  # number of cells that were not run which the page names
-
-
-def commit() -> str:
-    """Return the tree's commit where git knows it, "" elsewhere."""
-    words = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
 
 
 def gpu(device: str) -> str:
@@ -92,7 +82,7 @@ def setting_of(comparison: Comparison) -> dict[str, Any]:
         "tokens": args.tokens,
         "prompts": args.texts,
         "commit": args.commit or commit(),
-        "machine": f"{processor_name()}, {gpu(args.device)}",
+        "machine": f"{processor()['name']}, {gpu(args.device)}",
     }
 
 

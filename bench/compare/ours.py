@@ -10,11 +10,12 @@ import numpy as np
 
 from bench.compare.job import NO_GPU, Job, Result, Run
 from bench.compare.likelihood import PIECE, surprises
-from bench.program import with_misses
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig, Slots
+from spac.config.engine import MISS_WORDS
 from spac.doctor.selftest import decode as logits
 from spac.engine import Engine
+from spac.errors import InputError
 from spac.machine.arrays import Int32Array
 from spac.model.pair import ModelPair
 from spac.scheduler.belady import belady
@@ -42,6 +43,17 @@ def config_of(job: Job) -> EngineConfig:
         paging=paging_of(job), state="off", **draft,
         sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
     )  # fmt: skip
+
+
+def with_misses(name: str) -> tuple[str, str]:
+    """Return the values of --scheduler and --miss that a name means: "lru load" has both, "lru" has "cpu".
+
+    Raise InputError for another second word.
+    """
+    scheduler, _, miss = name.partition(" ")
+    if miss and miss not in MISS_WORDS:
+        raise InputError(f"misses are computed by {', '.join(MISS_WORDS)}, not '{miss}'")
+    return scheduler, miss or "cpu"
 
 
 def run(job: Job) -> Result:

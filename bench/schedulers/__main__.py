@@ -6,10 +6,9 @@
 A TRACE has the experts of every token (docs/schedulers.md has the format, bench.schedulers.convert converts
 published ones). A step accepts a window of tokens. Every scheduler is replayed with each number of slots,
 each window, and each link: `--copies` is the number of experts that the link carries per token between the
-steps, where copies cost nothing, and `--machines` are models of machines (bench/step_time) whose link runs
+steps, where copies cost nothing, and `--machines` are models of machines (simulation.py) whose link runs
 all the time and shares the memory with the CPU. Their dense part is that of Qwen3-30B-A3B, and a window of
-more than one token has a draft of 480 MB. With `--recall`, each scheduler also loads within a step, by
-routers that see as many layers ahead as it says (bench/step_time/lookahead.py).
+more than one token has a draft of 480 MB.
 
 distinct, activ.: hit rates of distinct experts of a step, and of activations. /belady: `distinct` as a share
 of the optimum with loads on demand. copies: per token. step ms, fit: the predicted time of a step, and the
@@ -27,19 +26,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.program import publish, run_program
-from bench.provenance import where
+from bench.program import publish, run_program, where
+from bench.schedulers.machine import MACHINES, Model
 from bench.schedulers.replays import (
     PRINTED,
     RIVALS,
     Figures,
-    Foretold,
     bound_of,
     pool_slots_of,
     predicted,
     replayed,
 )
-from bench.step_time.machine import MACHINES, Model
 from spac import scheduler
 from spac.config import Slots
 from spac.errors import InputError
@@ -56,31 +53,29 @@ Row = dict[str, Any]
 
 def judge(
     path: Path, slots: str, window: int, links: Sequence[str], names: Sequence[str], n_token: int | None,
-    expert_bytes: int, recall: tuple[float, float] | None,
+    expert_bytes: int,
 ) -> list[Row]:  # fmt: skip
     """Return a row for every link and scheduler at one number of slots and one window."""
     trace = read(path, n_token)
     demand = trace.demand(window)
     size = expert_bytes or trace.expert_bytes
-    foretold = Foretold(demand, *recall) if recall else None
     best = bound_of(demand, pool_slots_of(demand, slots)).hit_rate_distinct
     return [
         {"trace": path.stem, "slots": slots, "window": window, "link": link, "scheduler": name,
          "belady": best,
-         **asdict(_figures(name, demand, slots, best, link, size, path, foretold))}
+         **asdict(_figures(name, demand, slots, best, link, size, path))}
         for link, name in product(links, names)
     ]  # fmt: skip
 
 
 def _figures(
-    name: str, demand: Demand, slots: str, best: float, link: str, size: int, path: Path,
-    foretold: Foretold | None,
+    name: str, demand: Demand, slots: str, best: float, link: str, size: int, path: Path
 ) -> Figures:  # fmt: skip
     if link not in MACHINES:
         return replayed(name, demand, slots, best, None if link == "all" else float(link))
     if not size:
         raise InputError(f"{path} does not say how large an expert is: give --expert-bytes")
-    return predicted(name, demand, slots, best, link, Model(size, DRAFT_BYTES), foretold)
+    return predicted(name, demand, slots, best, link, Model(size, DRAFT_BYTES))
 
 
 def read(path: Path, n_token: int | None) -> Trace:
@@ -153,10 +148,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--copies", nargs="*", default=["all", "32", "8", "2"], help="per token, or `all`")
     parser.add_argument("--machines", nargs="*", default=list(MACHINES), choices=list(MACHINES))
     parser.add_argument("--tokens", type=int, help="of every trace the last ones only")
-    parser.add_argument(
-        "--recall", nargs=2, type=float, metavar=("R", "LOSS"),
-        help="on machines: the share that routers foretell one layer ahead, less LOSS for each further layer",
-    )  # fmt: skip
     parser.add_argument("--expert-bytes", nargs="+", type=int, help="of each trace; for machines")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the page; its figures beside, as .json")
@@ -169,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
     sizes = args.expert_bytes or [0] * len(args.traces)
     traces = list(zip(args.traces, sizes, strict=True))
     jobs = [
-        (path, slots, window, links, args.schedulers, args.tokens, size, args.recall)
+        (path, slots, window, links, args.schedulers, args.tokens, size)
         for (path, size), slots, window in product(traces, args.slots, args.windows)
     ]
     if args.jobs > 1:
@@ -193,8 +184,6 @@ def check(args: argparse.Namespace) -> None:
     for path, slots in product(args.traces, args.slots):
         trace = read(path, args.tokens)
         Slots.parse(slots).of(trace.experts.shape[1] * trace.n_expert)
-    if args.recall and not (0 < args.recall[0] <= 1 and 0 <= args.recall[1] < 1):
-        raise InputError("--recall takes a share above 0, and what a further layer takes from it")
     if min(args.windows) < 1:
         raise InputError("--windows are tokens of a step, at least 1")
     for link in args.copies:

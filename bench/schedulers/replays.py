@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.step_time.lookahead import Lookahead, LookaheadSimulation
-from bench.step_time.machine import MACHINES, Known, Model
-from bench.step_time.predicted_routes import Predicted, predict
-from bench.step_time.simulation import Simulation
+from bench.schedulers.machine import MACHINES, Known, Model
+from bench.schedulers.simulation import Simulation
 from spac import _core, scheduler
 from spac.config import Slots
-from spac.config.engine import DEFAULT_LOOKAHEAD
 from spac.costs import Costs
-from spac.scheduler.belady import Bound, belady, clairvoyant
+from spac.scheduler.belady import Bound, belady
 from spac.scheduler.replay import Demand, replay
 
 PRINTED = "moe-spac:paper"
 """MoE-SpAc as its paper prints it."""
 RIVALS = ("profiled", "mixtral-offloading", "moe-infinity", "adapmoe", "fate", "hybrimoe")
 """The systems that the papers compare themselves with, as values of --scheduler."""
-BOUNDS = {"belady": belady, "clairvoyant": clairvoyant}
 
 
 def pool_slots_of(demand: Demand, slots: str) -> list[int]:
@@ -30,9 +26,9 @@ def pool_slots_of(demand: Demand, slots: str) -> list[int]:
     return list(_core.share_out(n_slots, shapes, 1 + max(pool for _, pool in shapes)))
 
 
-def bound_of(demand: Demand, pool_slots: Sequence[int], name: str = "belady") -> Bound:
-    """Return what an optimal choice would hit, with loads on demand (`belady`) or without limits."""
-    return BOUNDS[name](demand.counts, [layer.pool for layer in demand.layers], pool_slots)
+def bound_of(demand: Demand, pool_slots: Sequence[int]) -> Bound:
+    """Return what an optimal choice with loads on demand would hit."""
+    return belady(demand.counts, [layer.pool for layer in demand.layers], pool_slots)
 
 
 @dataclass(frozen=True)
@@ -78,36 +74,10 @@ def replayed(name: str, demand: Demand, slots: str, best: float, copies: float |
     )
 
 
-class Foretold:
-    """Experts that routers foretell some layers ahead, with assumed recalls. Each distance is made once."""
-
-    def __init__(self, demand: Demand, recall: float, loss: float) -> None:
-        """Take the recall one layer ahead, and what each further layer takes from it."""
-        self._demand, self._recall, self._loss = demand, recall, loss
-        self._made: dict[int, Predicted] = {}
-
-    def at(self, distance: int) -> Predicted:
-        """Return the predictions `distance` layers ahead."""
-        if distance not in self._made:
-            recall = max(0.05, self._recall - self._loss * (distance - 1))
-            self._made[distance] = predict(self._demand, recall)
-        return self._made[distance]
-
-
-def predicted(
-    name: str, demand: Demand, slots: str, best: float, machine: str, model: Model, foretold: Foretold | None
-) -> Figures:
-    """Return the figures of a run on a modelled machine, whose link copies all the time.
-
-    foretold: None for no loads inside a step. Otherwise a scheduler looks as many layers ahead as it says.
-    """
-    n_slots, subject = sum(pool_slots_of(demand, slots)), scheduler.make(name)
-    ahead = DEFAULT_LOOKAHEAD if subject.lookahead is None else subject.lookahead
-    setting = (MACHINES[machine], model, demand, n_slots)
-    if foretold is None or ahead == 0:
-        spent = Simulation(*setting).run(subject, 0)
-    else:
-        spent = LookaheadSimulation(*setting, foretold.at(ahead), Lookahead(ahead)).run(subject, 0)
+def predicted(name: str, demand: Demand, slots: str, best: float, machine: str, model: Model) -> Figures:
+    """Return the figures of a run on a modelled machine, whose link copies all the time."""
+    n_slots = sum(pool_slots_of(demand, slots))
+    spent = Simulation(MACHINES[machine], model, demand, n_slots).run(scheduler.make(name), 0)
     step_s = spent.seconds / spent.steps
     return Figures(
         spent.hit_rate, None, spent.hit_rate / best, spent.uploads / spent.tokens, step_s * 1e3,

@@ -49,22 +49,6 @@ def test_every_scheduler_is_judged_on_every_link(page):
     assert rows[1, "all", "logistic"]["distinct"] > rows[1, "all", NAMES[2]]["distinct"] + 0.05
 
 
-def test_routers_that_foretell_experts_save_time(tmp_path):
-    grammar(120).save(tmp_path / "words.npz")
-    times = {}
-    for recall in ([], ["--recall", "0.95", "0"]):
-        out = tmp_path / f"{len(recall)}.txt"
-        names = ["moe-infinity", "fate"]
-        assert main([
-            str(tmp_path / "words.npz"), "--out", str(out), "--slots", "25%", "--windows", "1", "--copies",
-            "--machines", "h200", "--schedulers", *names, "--expert-bytes", "200000", *recall,
-        ]) == 0  # fmt: skip
-        rows = json.loads(out.with_suffix(".json").read_text())
-        times[bool(recall)] = [row["step_ms"] for row in rows]
-    assert times[True][0] == times[False][0], "it does not look ahead"
-    assert times[True][1] != times[False][1]
-
-
 def test_the_page_has_all_figures(page):
     text, rows = page
     assert "all copies done between the steps: share of Belady's" in text
@@ -84,7 +68,6 @@ def test_the_page_has_all_figures(page):
         (["--machines", "--windows", "0"], "at least 1"),
         (["--machines", "--tokens", "0"], "at least 1"),
         (["--machines", "--slots", "much"], "slots"),
-        (["--machines", "--recall", "2", "0"], "above 0"),
         (["--expert-bytes", "1", "2"], "needs 1 number"),
     ],
 )

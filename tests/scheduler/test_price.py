@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from bench.step_time.machine import MACHINES, Model
-from bench.step_time.simulation import Simulation
+from bench.schedulers.machine import MACHINES, Model
+from bench.schedulers.simulation import Simulation
 from spac import scheduler
 from spac.costs import Costs, ExpertCosts
 from spac.scheduler.price import UNKNOWN, USES, CopyPrice

@@ -55,7 +55,7 @@ DEFAULT_CONTEXT = 4096
 DEFAULT_LOOKAHEAD = 3
 """The default number of layers that routers look ahead.
 
-Nearer layers are predicted better, but their experts arrive too late (bench/step_time).
+Nearer layers are predicted better, but their experts arrive too late (bench/README.md).
 """
 MISS_WORDS = ("cpu", "load")
 """The values of `miss`."""

@@ -23,13 +23,6 @@ class Model:
     draft_bytes: int  # read for every drafted token
 
 
-PAIRS = {
-    "qwen3-4b": Model(expert_bytes=2_816_000, draft_bytes=2_500_000_000),
-    "qwen3-0.6b": Model(expert_bytes=2_816_000, draft_bytes=480_000_000),
-}
-"""Qwen3-30B-A3B with its draft, all Q4_K_M."""
-
-
 @dataclass(frozen=True)
 class Known:
     """Costs as a profile measured them, which stay the same (`spac.costs.LiveCosts`)."""

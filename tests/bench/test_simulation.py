@@ -3,23 +3,18 @@ replay."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.step_time.__main__ import main
-from bench.step_time.machine import MACHINES, Machine, Model
-from bench.step_time.simulation import Simulation
+from bench.schedulers.machine import MACHINES, Machine, Model
+from bench.schedulers.simulation import Simulation
 from spac import scheduler
 from spac.machine.arrays import Int32Array
-from spac.scheduler import Event
 from spac.scheduler.replay import Demand, replay
-from spac.scheduler.sp_moe import SpMoeScheduler
 from tools.twin.drift import Drift, simulate
 
 N_LAYER, N_EXPERT, N_USED = 6, 32, 4
@@ -78,7 +73,9 @@ def test_on_flat_routing_whole_layers_are_as_fast_as_llama_cpps():
     demand = Demand.of(single.reshape(900, N_LAYER, N_EXPERT).astype(np.int32), N_USED)
     machine = replace(MACHINES["h200"], dense_s=0.3e-3)  # the dense time of so few layers
     subject = Simulation(machine, MODEL, demand, 3 * N_EXPERT)
-    rival = subject.whole_layers(600).rate
+    whole = np.zeros((N_LAYER, N_EXPERT), np.bool_)
+    whole[:3] = True
+    rival = subject.fixed(whole, 600).rate
     for name, without in (("logistic", "whole=off"), ("moe-spac", "learned=off")):
         assert subject.run(scheduler.make(name), 600).rate > 0.99 * rival
         assert subject.run(scheduler.make(f"{name}:{without}"), 600).rate < 0.9 * rival
@@ -132,52 +129,6 @@ def test_no_more_is_resident_than_there_are_slots():
     assert all(len(np.unique(slots)) == len(slots) for slots in seen)
 
 
-def test_whole_layers_are_as_many_as_there_is_room_for():
-    spent = Simulation(DESKTOP, MODEL, DEMAND, 2 * N_EXPERT + 5).whole_layers(0)
-    assert spent.hits == np.count_nonzero(DEMAND.counts[:, :2])
-    assert spent.hand_off == pytest.approx(60 * (N_LAYER - 2) * DESKTOP.hand_off_s)
-
-
-def test_the_program_prints_every_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for n_token in (1, 5):
-        path = tmp_path / str(n_token)
-        path.mkdir()
-        local(40, n_token).save(path / "published.npz")
-        (path / "published.json").write_text(json.dumps({"name": "published", "kept": 0.4}))
-    out = tmp_path / "table.txt"
-    folders = [str(tmp_path / "1"), str(tmp_path / "5")]
-    options = ["--machines", "h200", "--slots", "25%", "--schedulers", "profiled", "lru"]
-    assert main([*folders, *options, "--jobs", "1", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert printed in out.read_text()
-    assert printed.count("25% published") == 2 + 2 + 1
-    rows = json.loads(out.with_suffix(".json").read_text())["rows"]
-    assert [row["gamma"] for row in rows] == [0, 4]
-    # Without a draft, its memory holds experts. Here all experts fit.
-    assert rows[0]["n_slots"] == N_LAYER * N_EXPERT
-    assert rows[1]["n_slots"] == N_LAYER * N_EXPERT // 4
-    assert rows[1]["lru"]["hits"] > rows[1]["layers"]["hits"]
-    (tmp_path / "none").mkdir()
-    assert main([str(tmp_path / "none")]) == 2
-    assert "no recordings" in capsys.readouterr().err
-
-
 def test_a_machine_reads_no_more_than_its_memory_gives():
     with pytest.raises(ValueError, match="rtx4090"):
         replace(DESKTOP, cpu=70e9)
-
-
-def test_copies_start_layer_by_layer_while_drafting():
-    """A scheduler that is asked after each layer hits more than one that is asked behind the draft."""
-    single = simulate(Drift(0.8, 0.97), N_EXPERT, N_USED, n_token=60 * 5, n_row=N_LAYER)
-    routes = np.argsort(~single, axis=-1, kind="stable")[..., :N_USED].astype(np.int32)
-    routes = routes.reshape(60, 5, N_LAYER, N_USED).transpose(0, 2, 1, 3)
-    shown = np.where(np.arange(5)[:, None] < 4, routes, -1).astype(np.int32)
-    demand = replace(DEMAND, routes=routes, draft_routes=shown, of_target=True)
-    machine = replace(DESKTOP, link=4e9, link_busy=4e9, launch_s=2e-3)
-    hits = []
-    for event in (Event.VERIFY_END, Event.DRAFT_END, Event.DRAFT_TOKEN, Event.DRAFT_LAYER):
-        subject = SpMoeScheduler(cutoff=N_LAYER)
-        subject.events = frozenset({Event.START, event, Event.VERIFY_END})
-        hits.append(Simulation(machine, MODEL, demand, N_LAYER * 8).run(subject, 0).hit_rate)
-    assert hits == sorted(set(hits)), hits

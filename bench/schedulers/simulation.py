@@ -1,7 +1,6 @@
 """Run a scheduler over recorded demand on a modelled machine, and compute how long the steps take.
 
-A step drafts first (the device is busy, DRAM is idle). Schedulers that follow a draft are asked while it is
-made, layer by layer or token by token. Then every layer does its dense part on the device and
+A step drafts first (the device is busy, DRAM is idle). Then every layer does its dense part on the device and
 its experts on both sides at once: max(device, CPU). It adds the hand-off unless all experts of the layer are
 resident (with one missing the device waits for the CPU, even if no token uses that expert). Uploads follow
 the scheduler's last plan through the mechanism's own bookkeeping, best first, all the time. They run at the
@@ -15,19 +14,80 @@ running layer (they go from layer 0 on), and attention over a long context.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.step_time.link import Link
-from bench.step_time.machine import Known, Machine, Model
+from bench.schedulers.machine import Known, Machine, Model
 from spac import _core
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler import Event, Plan, Scheduler, View
-from spac.scheduler.demand import Demand, known_layers, routes_of_step
+from spac.scheduler.replay import Demand
 
-_DRAFTING = frozenset({Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END})
+Expert = tuple[int, int]  # layer, index
+
+
+class Link:
+    """A link that uploads experts into slots as plans ask for it, best first, as far as time allows.
+
+    It uses the mechanism's own bookkeeping.
+    """
+
+    def __init__(
+        self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int], expert_bytes: int
+    ) -> None:
+        """Make empty slots. `layers` has (experts, pool) of each layer. All experts have one size."""
+        self._table = _core.SlotTable(list(layers), list(pool_slots))
+        self._pools = [pool for _, pool in layers]
+        self._bytes = float(expert_bytes)
+        self.slot_of: Int32Array = np.full((len(layers), max(n for n, _ in layers)), -1, np.int32)
+        """int32 [L, N], which changes while copies run."""
+        self.uploads = 0
+        """The number of complete copies."""
+        self._queue: list[tuple[Expert, Expert | None]] = []
+        self._copying: Expert | None = None
+        self._left = 0.0  # bytes of the copy under way
+
+    @property
+    def pending(self) -> float:
+        """Return the bytes that are still to come."""
+        return self._left + self._bytes * len(self._queue)
+
+    def follow(self, plan: Plan) -> None:
+        """Follow this plan from now on. The copy under way is finished."""
+        held = self._copying
+        if held is not None:  # counts as resident, or the plan would ask for it again
+            self._table.acquire(*held)
+        actions = self._table.toward(plan.priority, plan.threshold, 0)
+        if held is not None:
+            self._evict(held)
+        queue = [(load, victim) for _, load, victim in reversed(actions)]
+        self._queue = [each for each in queue if each[1] is None or each[1] != held]
+
+    def run(self, seconds: float, rate: float) -> None:
+        """Copy for `seconds`, at `rate` bytes per second."""
+        room = seconds * rate
+        while room > 0 and (self._copying is not None or self._queue):
+            if self._copying is None:
+                self._begin()
+            done = min(room, self._left)
+            room -= done
+            self._left -= done
+            if self._left <= 1e-6 and self._copying is not None:
+                self.slot_of[self._copying] = self._table.acquire(*self._copying)
+                self._copying, self._left = None, 0.0
+                self.uploads += 1
+
+    def _begin(self) -> None:
+        load, victim = self._queue.pop()
+        if victim is not None:
+            self._evict(victim)
+            self.slot_of[victim] = -1
+        self._copying, self._left = load, self._bytes
+
+    def _evict(self, expert: Expert) -> None:
+        self._table.release(self._pools[expert[0]], self._table.evict(*expert))
 
 
 @dataclass
@@ -71,23 +131,17 @@ class Simulation:
         self.pool_slots = _core.share_out(n_slots, self._shapes, 1 + max(pool for _, pool in self._shapes))
         self._draft_token_s = machine.draft_token_s(model)
         self._experts = machine.experts(model)
-        self._at = 0
-        self._draft: Callable[[int, int], None] | None = None  # makes the draft of a step, which has n tokens
-        self.waits = False
-        """True if a draft waits for the copies of each layer before it computes the next one."""
-        self._waited = 0.0
 
     def run(self, scheduler: Scheduler, judged_from: int) -> Spent:
         """Run all steps under a scheduler, which knows the costs, and count those from `judged_from` on."""
         demand = self._demand
         costs = Known(self._machine.costs(self._model))
-        link = self._link()
+        link = self._link(self.pool_slots)
         view = View(
             self.layers, np.array(self.pool_slots, np.int32), link.slot_of, np.zeros_like(link.slot_of),
             costs=costs,
         )  # fmt: skip
         plan = Plan.nothing(*link.slot_of.shape)
-        drafts = demand.drafts_for(scheduler)
 
         def ask(event: Event, now: View) -> None:
             nonlocal plan
@@ -95,34 +149,13 @@ class Simulation:
                 plan = found.over(plan)
                 link.follow(plan)
 
-        def draft(step: int, n_drafted: int) -> None:
-            """Let the link run while a draft is made, and ask the scheduler layer by layer."""
-            tokens = routes_of_step(drafts, step, scheduler)
-            n_layer, by_layer = len(self.layers), Event.DRAFT_LAYER in scheduler.events
-            for index in range(n_drafted):
-                for layer in range(n_layer):
-                    link.run(self._draft_token_s / n_layer, self._machine.link)
-                    if by_layer and layer < len(scheduler.critical):
-                        seen = known_layers(tokens, index, layer)
-                        now = replace(view, step=step, n_drafted=index, draft_routes=seen, layer=layer)
-                        ask(Event.DRAFT_LAYER, now)
-                        if self.waits:
-                            wait = link.pending / self._machine.link
-                            link.run(wait, self._machine.link)
-                            self._waited += wait
-                now = replace(view, step=step, n_drafted=index + 1, draft_routes=tokens[:, : index + 1])
-                ask(Event.DRAFT_TOKEN, now)
-            ask(Event.DRAFT_END, replace(view, step=step, n_drafted=n_drafted, draft_routes=tokens))
-
-        self._draft = draft if scheduler.events & _DRAFTING else None
         ask(Event.START, view)
         routes = demand.routes if scheduler.wants_routes else None
-        spent, before = self._spent(), 0
+        spent, before = Spent(), 0
         for step, counts in enumerate(demand.counts):
             if step == judged_from:
-                spent, before = self._spent(), link.uploads
+                spent, before = Spent(), link.uploads
             verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
-            self._at = step
             self._step(counts, verified, accepted, link, spent)
             now = replace(
                 view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified,
@@ -133,27 +166,12 @@ class Simulation:
         spent.uploads = link.uploads - before
         return spent
 
-    def _link(self) -> Link:
-        return Link(self._shapes, self.pool_slots, self._model.expert_bytes)
-
-    def _spent(self) -> Spent:
-        return Spent()
-
-    def whole_layers(self, judged_from: int) -> Spent:
-        """Simulate llama.cpp's --n-cpu-moe: the experts of as many whole layers as fit are on the device, the
-        others' on the CPU. Its hand-off is taken to cost as much as spac's."""
-        left, resident = sum(self.pool_slots), np.zeros(self._demand.counts.shape[1:], np.bool_)
-        for row, layer in zip(resident, self.layers, strict=True):
-            if layer.n_expert > left:
-                break
-            row[: layer.n_expert] = True
-            left -= layer.n_expert
-        return self.fixed(resident, judged_from)
+    def _link(self, pool_slots: Sequence[int]) -> Link:
+        return Link(self._shapes, pool_slots, self._model.expert_bytes)
 
     def fixed(self, resident: BoolArray, judged_from: int) -> Spent:
         """Simulate a fixed residency (bool [L, N]) without uploads."""
-        self._draft = None
-        link = Link(self._shapes, [0] * len(self.pool_slots), self._model.expert_bytes)
+        link = self._link([0] * len(self.pool_slots))
         link.slot_of[resident] = 0
         spent, demand = Spent(), self._demand.part(slice(judged_from, None))
         for counts, verified, accepted in zip(demand.counts, demand.verified, demand.accepted, strict=True):
@@ -162,7 +180,9 @@ class Simulation:
 
     def _step(self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent) -> None:
         machine = self._machine
-        self._make_draft(verified - 1, link, spent)
+        draft = (verified - 1) * self._draft_token_s
+        link.run(draft, machine.link)
+        spent.draft += draft
         dense = machine.dense(verified) / len(counts)
         for il, (row, slots) in enumerate(zip(counts, link.slot_of, strict=True)):
             link.run(dense, machine.link)
@@ -176,15 +196,6 @@ class Simulation:
             self._block(il, row, link, spent)
         spent.steps += 1
         spent.tokens += 1 + accepted
-
-    def _make_draft(self, n: int, link: Link, spent: Spent) -> None:
-        """Draft n tokens while copies run."""
-        seconds, self._waited = n * self._draft_token_s, 0.0
-        if self._draft is None:
-            link.run(seconds, self._machine.link)
-        else:
-            self._draft(self._at, n)
-        spent.draft += seconds + self._waited
 
     def _block(self, layer: int, row: Int32Array, link: Link, spent: Spent) -> None:
         """Run both sides of one layer's experts. row: int32 [N], the tokens of every expert."""
