@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
-import importlib.util
 import os
 import shutil
 import signal
@@ -31,7 +30,7 @@ from bench.gpu_suite import facts, probes, watched  # noqa: E402
 
 PACKAGE = ROOT / "python" / "spac"
 CHECKS = ("facts", "build", "smoke", "patches")
-PARTS = (*CHECKS, "compare", "profiles", "timeline", "budgets", "contexts")
+PARTS = (*CHECKS, "compare", "forms", "timeline", "budgets", "contexts")
 """The parts in their order. Those behind the checks need the twins."""
 TYPES = "q4_K,q6_K,f32,q8_0"
 """The weight types of the twins."""
@@ -40,13 +39,15 @@ DECIDING = ("spac logistic, draft", "spac logistic, governor", "spac logistic, n
             "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe")  # fmt: skip
 ELSEWHERE = ("spac logistic, no draft", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe --no-host")
 """Parts of the names of bench.compare's rows, on the first budget and context and on the others."""
-PROFILES: dict[str, dict[str, str]] = {
+FORMS: dict[str, dict[str, str]] = {
     "in place": {},
     "by own kernels": {"SPAC_FORM": "exchange-kernels"},
     "by copies": {"SPAC_FORM": "no-in-place"},
+    "scheduler beside": {"SPAC_FORM": "schedule-beside"},
     "in place again": {},
 }
-"""Names of profiles of the card, with the variables of each. The first comes again: machines change."""
+"""Forms of a step that a card has to judge, with the variables of each. The first comes again, because
+machines change."""
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -232,36 +233,22 @@ class Visit:
         return self.compared("contexts", 360, "--brief", "--budgets", "17%", "--contexts",
                              128 if self.args.quick else 4096, "--only", *ELSEWHERE)  # fmt: skip
 
-    def profiles(self) -> bool:
-        """Profile the card in some steps of spac in each way, and print the phases of a layer's hand-over."""
-        if importlib.util.find_spec("torch") is None:
-            self.say("profiles: not made, because there is no torch")
-            return True
-        paths, right = [], True
-        for name, variables in PROFILES.items():
-            path = self.out / f"profile-{name.replace(' ', '-')}.json.gz"
-            words = ["--target", self.target, "--device", self.args.device, "--threads", self.threads[0]]
-            right &= self.python(
-                f"profile {name}", 60, "bench.gpu_suite.step_profile", path, "spac", *words, **variables
-            )
-            paths += [path] if path.is_file() else []
-        return self.python("layer phases", 30, "bench.gpu_suite.layer_phases", *paths) and right
+    def forms(self) -> bool:
+        """Time the steps of each form on the same text. The statistics of each are in its file."""
+        words = ["-n", 256, "--temp", 0, "--seed", 1, "--threads", self.threads[0], "--stats", "json"]
+        done = [self.generated(f"form {name}", *words, **variables) for name, variables in FORMS.items()]
+        return all(done)
+
+    def generated(self, name: str, *words: object, **variables: str) -> bool:
+        """Generate a text with 17 % of the experts in slots."""
+        place = ["--target", self.target, "--device", self.args.device, "--slots", "17%", "--prompt", "a"]
+        return self.python(name, 60, "spac.run", *place, *words, **variables)
 
     def timeline(self) -> bool:
         """Trace a short text with a draft, to see what overlaps (ui.perfetto.dev shows it)."""
         path = self.work / "timeline.json"
-        words = [
-            "--target",
-            self.target,
-            "--draft",
-            self.draft,
-            "--device",
-            self.args.device,
-            "--slots",
-            "17%",
-        ]
-        words += ["--prompt", "a", "-n", 24, "--temp", 0, "--timeline", path]
-        done = self.python("timeline", 60, "spac.run", *words)
+        words = ["--draft", self.draft, "-n", 24, "--temp", 0, "--timeline", path]
+        done = self.generated("timeline", *words)
         if path.is_file():
             (self.out / "timeline.json.gz").write_bytes(gzip.compress(path.read_bytes(), 6))
         return done

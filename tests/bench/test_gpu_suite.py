@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.gpu_suite import facts, figures, layer_phases, pack, probes, smoke, step_profile, watched
+from bench.gpu_suite import facts, figures, pack, probes, smoke, watched
 from spac import _library
 from tools.models import exchange_experts
 
@@ -163,7 +163,7 @@ def visit(tmp_path: Path, *words: str) -> int:
 
 def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ended well is not run again. A wrong smoke test ends the visit."""
-    ran, wrong = [], {"profiles"}
+    ran, wrong = [], {"forms"}
     for name in figures.PARTS:
 
         def part(self: figures.Visit, name: str = name) -> bool:
@@ -174,11 +174,11 @@ def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(figures.Visit, "write_twins", lambda _: subprocess.Popen(["true"], process_group=0))
     assert visit(tmp_path) == 1
     assert ran == list(figures.PARTS)
-    assert "failed: profiles\n" in (tmp_path / "out" / "figures.txt").read_text()
+    assert "failed: forms\n" in (tmp_path / "out" / "figures.txt").read_text()
     ran.clear()
     wrong.clear()
     assert visit(tmp_path) == 0
-    assert ran == ["profiles"]
+    assert ran == ["forms"]
     ran.clear()
     wrong.add("smoke")
     assert visit(tmp_path, "--parts", "smoke", "compare") == 1
@@ -204,8 +204,10 @@ def test_a_visit_writes_twins_once_and_traces(tmp_path: Path, monkeypatch: pytes
     assert "PASSED" in (tmp_path / "out" / "patches.txt").read_text()
     assert (tmp_path / "out" / "timeline.json.gz").stat().st_size > 1000
     before = (folder / "tiny-target.gguf").stat().st_mtime_ns
-    assert visit(tmp_path, "--parts", "timeline") == 0
+    assert visit(tmp_path, "--parts", "forms") == 0
     assert (folder / "tiny-target.gguf").stat().st_mtime_ns == before
+    told = [(tmp_path / "out" / f"form-{name.replace(' ', '-')}.txt").read_text() for name in figures.FORMS]
+    assert all('"verify_s"' in text for text in told)
 
 
 def test_the_patches_are_checked_on_the_cpu(tmp_path: Path) -> None:
@@ -243,33 +245,3 @@ def test_a_question_that_hangs_costs_its_own_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(probes, "__file__", str(script))
     monkeypatch.setattr(probes, "SECONDS", 1.0)
     assert probes.ask("link", tmp_path) == "link: NO ANSWER within 1 s"
-
-
-def test_a_profile_says_where_the_time_goes() -> None:
-    events = [("kernel", 7, 0, 40), ("Memcpy HtoD", 7, 50, 10), ("other", 9, 55, 20), ("kernel", 7, 90, 10)]
-    assert step_profile.union(events) == 75  # overlapping time counts once
-    text = step_profile.table(events, 1, 1e-3)
-    assert "1.00 ms a step without the profiler" in text
-    assert "the card is busy 75% of that" in text
-    assert "stream 7: 3 events a step" in text
-    assert "no events" in step_profile.table([], 1, 1e-3)
-
-
-def test_a_layer_is_taken_apart_by_its_kernels() -> None:
-    """Three layers run on one stream: by copies, in place, and by spac's own kernels. Another stream copies
-    experts."""
-    names_and_times = (
-        ("dense", 0, 10), ("Memcpy DtoH", 12, 2), ("Memcpy DtoH", 16, 2), ("Memcpy HtoD", 20, 1),
-        ("k_get_rows_float<int, int>", 22, 1), ("quantize", 23, 1), ("mul", 24, 6), ("Memcpy HtoD", 130, 5),
-        ("k_bin_bcast", 136, 2), ("dense", 140, 10), ("k_get_rows_float<int, int>", 151, 1),
-        ("k_get_rows_float<float, float>", 152, 4), ("Memcpy HtoD", 160, 1),
-        ("k_get_rows_float<int, int>", 162, 1), ("quantize", 163, 1), ("mul", 164, 6),
-        ("k_bin_bcast", 270, 5), ("dense", 280, 10), ("spac::send_to_host", 292, 2), ("Memcpy HtoD", 300, 1),
-        ("k_get_rows_float<int, int>", 302, 1), ("quantize", 303, 1), ("mul", 304, 6),
-        ("spac::take_from_host", 410, 3), ("dense", 414, 1),
-    )  # fmt: skip
-    events = [(name, 1, start * 1000, length * 1000) for name, start, length in names_and_times]
-    events.append(("Memcpy HtoD", 2, 5000, 300_000))
-    found = layer_phases.phases(events)
-    assert list(found.values()) == [[8.0, 6.0, 4.0], [8.0, 5.0, 3.0], [100.0, 100.0, 100.0]]
-    assert layer_phases.phases([]) == {}
