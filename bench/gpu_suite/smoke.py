@@ -146,7 +146,7 @@ def compute_unpatched(device: str, threads: int) -> np.ndarray:
     on the device."""
     from bench.compare import stock
     from bench.compare.job import Job
-    from bench.compare.pool import ThreadPool
+    from bench.compare.stock import ThreadPool
 
     stock.start()
     job = Job("likelihoods", str(DEMO), [], 0, 512, threads or os.cpu_count() or 1, device, repack=False)

@@ -15,8 +15,8 @@ from bench.compare.job import Job, Result, Run
 from bench.compare.ours import config_of
 from bench.compare.page import repeats
 from bench.compare.rows import rows_of
-from bench.compare.sweep import use_threads
 from bench.compare.threads import Threads
+from bench.compare.worker import use_threads
 from spac.engine import Engine
 from spac.model.pair import ModelPair
 

@@ -38,7 +38,7 @@ DECODES = """
 import ctypes, json, sys
 from bench.compare import stock
 from bench.compare.job import Job, Run, warm
-from bench.compare.pool import ThreadPool
+from bench.compare.stock import ThreadPool
 created = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "threads_created")
 stock.start()
 found = {}
