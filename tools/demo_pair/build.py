@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from . import card, data, distill, evaluate, export, train
-from .corpus import CorpusError
+from .data import CorpusError
 
 #: Keeps large tensors on the heap; otherwise a third of the time goes into page faults.
 _ALLOCATOR = {

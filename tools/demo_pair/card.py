@@ -8,12 +8,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .acceptance import DRAFT_LENGTH
-from .corpus import LICENCE
-from .evaluate import RESULTS
+from .acceptance import DRAFT_LENGTH, LONGEST_PERIOD, SHORTEST_LOOP
+from .data import LICENCE
+from .evaluate import DRAFT_LENGTHS, RESULTS
 from .generate import DEFAULT_SAMPLING
-from .loops import LONGEST_PERIOD, SHORTEST_LOOP
-from .routing import DRAFT_LENGTHS
 from .tokenizer import END_OF_TEXT, PRE_TOKENIZER
 
 NAME = "MODEL_CARD.md"

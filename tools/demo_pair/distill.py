@@ -15,9 +15,9 @@ from torch import Tensor, multiprocessing
 from .config import DRAFT
 from .data import TOKENS_PER_BATCH, Batches, Stream
 from .generate import generate
-from .losses import Divergence
 from .model import LanguageModel
-from .training import Training, load_model
+from .optimizer import Divergence
+from .train import Training, load_model
 
 DEFAULT_TOKENS, DEFAULT_OWN_TOKENS = 5.6e6, 4e5
 _RATE = 3e-3

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from . import tokenizer
 from .config import ModelConfig
-from .corpus import LICENCE
+from .data import LICENCE
 from .model import Block, LanguageModel
-from .training import load_model
+from .train import load_model
 
 
 def _array(value: Tensor) -> np.ndarray:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from llama_cpp import Llama
 
-from . import corpus, tokenizer
+from . import tokenizer
 from .config import CONTEXT_LENGTH
-from .data import Stream
-from .training import load_model
+from .data import Stream, load, split
+from .train import load_model
 
 _TOKENS_COMPARED = 8192
 
@@ -60,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(2)
     encoder = tokenizer.load(args.work / "tokenizer.json")
     held_out = Stream.load(args.work / "held_out.npz")
-    texts = [document.text for document in corpus.split(corpus.load())[1]]
+    texts = [document.text for document in split(load())[1]]
     for name in ("target", "draft"):
         path = args.models / f"{name}.gguf"
         llama = Llama(str(path), n_ctx=CONTEXT_LENGTH, logits_all=True, n_threads=2, verbose=False)
