@@ -70,21 +70,6 @@ CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsi
     return push_operation(stream, address, value, flags, true);
 }
 
-CUresult batch(CUstream stream, unsigned int n, CUstreamBatchMemOpParams * operations, unsigned int) {
-    CUresult result = CUDA_SUCCESS;
-    for (unsigned i = 0; i < n && result == CUDA_SUCCESS; ++i) {
-        const CUstreamBatchMemOpParams & op = operations[i];
-        if (op.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32) {
-            result = wait_value(stream, op.waitValue.address, op.waitValue.value, op.waitValue.flags);
-        } else if (op.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
-            result = write_value(stream, op.writeValue.address, op.writeValue.value, op.writeValue.flags);
-        } else if (op.operation != CU_STREAM_MEM_OP_BARRIER && op.operation != CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES) {
-            result = CUDA_ERROR_NOT_SUPPORTED;
-        }
-    }
-    return result;
-}
-
 CUresult device_attribute(int * value, CUdevice_attribute attribute, CUdevice) {
     switch (static_cast<int>(attribute)) {
     case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1:
@@ -113,15 +98,6 @@ CUresult error_name(CUresult, const char ** text) {
     return CUDA_SUCCESS;
 }
 
-CUresult host_device_pointer(CUdeviceptr * device, void * host, unsigned int flags) {
-    void * p = nullptr;
-    if (cudaHostGetDevicePointer(&p, host, flags) != cudaSuccess) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    *device = reinterpret_cast<CUdeviceptr>(p);
-    return CUDA_SUCCESS;
-}
-
 template <typename F> void * address(F * function) { return reinterpret_cast<void *>(function); }
 
 CUresult query(CUstream handle) {
@@ -134,21 +110,17 @@ CUresult query(CUstream handle) {
     return stream == nullptr ? CUDA_ERROR_INVALID_HANDLE : stream->idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-const std::array<std::pair<const char *, void *>, 14> functions = {{
+const std::array<std::pair<const char *, void *>, 10> functions = {{
     {"cuStreamWriteValue32", address(write_value)},
     {"cuStreamWriteValue32_v2", address(write_value)},
     {"cuStreamWaitValue32", address(wait_value)},
     {"cuStreamWaitValue32_v2", address(wait_value)},
-    {"cuStreamBatchMemOp", address(batch)},
-    {"cuStreamBatchMemOp_v2", address(batch)},
     {"cuDeviceGetAttribute", address(device_attribute)},
     {"cuDeviceGet", address(device_get)},
     {"cuInit", address(init)},
     {"cuGetErrorString", address(error_name)},
     {"cuGetErrorName", address(error_name)},
     {"cuStreamQuery", address(query)},
-    {"cuMemHostGetDevicePointer", address(host_device_pointer)},
-    {"cuMemHostGetDevicePointer_v2", address(host_device_pointer)},
 }};
 
 } // namespace

@@ -1,4 +1,4 @@
-#include "execute.h"
+#include "kernels.h"
 
 #include "../ptx/lanes.h"
 #include "counts.h"

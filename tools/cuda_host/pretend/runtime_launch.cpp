@@ -1,5 +1,4 @@
 // Registration and launches of kernels.
-#include "execute.h"
 #include "kernels.h"
 #include "runtime.h"
 #include "settings.h"

@@ -33,7 +33,6 @@ const Settings & settings() {
         /* .mem_ops    = */ number("MEM_OPS", 1) != 0,
         /* .event_query = */ number("EVENT_QUERY", 1) != 0,
         /* .implicit   = */ static_cast<int>(number("IMPLICIT", 0)),
-        /* .at_once    = */ number("AT_ONCE", 0) != 0,
         /* .check      = */ number("CHECK", 1) != 0,
         /* .abort      = */ number("ABORT", 0) != 0,
         /* .gb_s       = */ number("GB_S", 0),

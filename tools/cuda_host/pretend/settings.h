@@ -20,7 +20,6 @@ struct Settings {
     bool        mem_ops;       // MEM_OPS=0: streams cannot write or wait for values
     bool        event_query;   // EVENT_QUERY=0: the driver answers questions about events with an error
     int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card
-    bool        at_once;       // AT_ONCE=1: work without waits runs in the call, without a worker: for timing the host
     bool        check;         // CHECK=0: kernels' pointers are not looked up
     bool        abort;         // ABORT=1: a misuse ends the process, for a debugger
     double      gb_s;          // GB_S: speed of copies between host and device; 0 = as fast as memory

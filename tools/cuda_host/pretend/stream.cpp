@@ -58,14 +58,7 @@ void Stream::push(Operation operation) {
     for (const RangePtr & range : operation.touches) {
         ++range->in_use;
     }
-    std::unique_lock lock(mutex_);
-    if (settings().at_once && queue_.empty() && done_ == pushed_ && (!operation.ready || operation.ready())) {
-        lock.unlock();
-        ++pushed_;
-        execute(operation);
-        ++done_;
-        return;
-    }
+    const std::lock_guard lock(mutex_);
     if (!works_) {
         works_ = true;
         std::thread([me = self.lock()] { me->work(); }).detach(); // lives as long as it has work

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from .instructions import INSTRUCTIONS, Translator, check, instruction, kind_of, round_of
-from .operands import HALVES, TYPES, WIDE, Place
+from .operands import (
+    HALVES,
+    INSTRUCTIONS,
+    TYPES,
+    WIDE,
+    Place,
+    Translator,
+    check,
+    instruction,
+    kind_of,
+    round_of,
+)
 
 
 def binary(name: str, *, rounds: bool = True) -> Translator:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .instructions import check, instruction, kind_of, round_of
 from .module import PtxError, split, width
-from .operands import HALVES, TYPES, WHOLES, Place
+from .operands import HALVES, TYPES, WHOLES, Place, check, instruction, kind_of, round_of
 
 ORDERED = {
     "eq": "==",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from .instructions import check, instruction, kind_of
 from .module import PtxError, split, width
-from .operands import HALVES, TYPES, Place
+from .operands import HALVES, TYPES, Place, check, instruction, kind_of
 
 SPACES = {"global", "shared", "shared__cta", "local", "const", "param", "param__entry", "param__func"}
 

@@ -1,9 +1,12 @@
 """Translate PTX's operands to C++: registers, numbers, special registers and addresses. Name its types in
-C++."""
+C++.
+
+It also has the table of instructions that can be translated, and the functions that all of them share."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from .module import PtxError
 
@@ -142,3 +145,37 @@ class Place:
         if space in ("local", "const"):
             return f"reinterpret_cast<char *>({value} + {offset}ll)"
         return f"at(L, {value} + {offset}ll)"
+
+
+Translator = Callable[[Place, list[str], list[str]], str]
+"""Gets an instruction's place, the operation's parts behind the first dot, and the operands."""
+INSTRUCTIONS: dict[str, Translator] = {}
+"""The instructions of arithmetic.py, choosing.py, memory.py and threads.py."""
+
+
+def instruction(*names: str) -> Callable[[Translator], Translator]:
+    def note(make: Translator) -> Translator:
+        for name in names:
+            INSTRUCTIONS[name] = make
+        return make
+
+    return note
+
+
+def kind_of(parts: list[str]) -> str:
+    """Return the last part that is a type."""
+    for part in reversed(parts):
+        if part in TYPES:
+            return part
+    raise PtxError("an operation without a type")
+
+
+def round_of(parts: list[str]) -> str:
+    return next((ROUNDS[part] for part in parts if part in ROUNDS), "Round::rn")
+
+
+def check(parts: list[str], known: set[str]) -> None:
+    """Raise PtxError for an unknown part, which would change the result."""
+    left = [p for p in parts if p not in known and p not in IGNORED and p not in TYPES and p not in ROUNDS]
+    if left:
+        raise PtxError(f"unknown: .{left[0]}")

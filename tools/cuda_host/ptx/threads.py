@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .instructions import check, instruction, kind_of
 from .memory import ATOMIC, space_of
 from .module import PtxError, split
-from .operands import TYPES, Place
+from .operands import TYPES, Place, check, instruction, kind_of
 
 
 @instruction("bra")

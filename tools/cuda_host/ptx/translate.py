@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 
 from . import arithmetic, choosing, memory, threads  # noqa: F401  (they fill the table)
-from .instructions import INSTRUCTIONS
 from .module import Function, Module, PtxError, Statement, Variable, declaration, split, statements, width
-from .operands import Place
+from .operands import INSTRUCTIONS, Place
 
 WORDS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
 SHARED_ALIGN = 128

@@ -22,8 +22,7 @@ import pytest
 
 from tools.cuda_host.build import ROOT, package_of
 from tools.cuda_host.executed import CAPABILITY, kernels_folder
-from tools.patches.masks import MASKS
-from tools.patches.operators import Shape
+from tools.patches.operators import MASKS, Shape
 
 pytestmark = pytest.mark.skipif(
     "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
