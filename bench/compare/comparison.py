@@ -37,7 +37,7 @@ from spac.errors import InputError
 from spac.machine.cpu import default_threads, physical_cores
 from spac.model.gguf.check import check_model
 from spac.model.gguf.header import read_header
-from tools.reference import reference_folder
+from tools.compare import reference_library
 
 if TYPE_CHECKING:
     from spac.model.c_api import Model
@@ -64,7 +64,7 @@ class Comparison:
         self.cells: Path = args.out / "cells"
         self.cells.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + args.seconds
-        reference = args.reference or reference_folder()
+        reference = args.reference or reference_library()
         if reference is None:
             raise InputError(
                 "no unpatched library: build with -DSPAC_BUILD_REFERENCE=ON, or give --reference FOLDER"

@@ -33,8 +33,7 @@ from bench.gpu_suite.watched import cause
 from spac import _library
 from spac.machine.arrays import Float32Array
 from tools.patches.ggml import Ggml
-from tools.patches.masks import MASKS, Count, masked
-from tools.patches.operators import Ids, Shape, operator, weights_on
+from tools.patches.operators import MASKS, Count, Ids, Shape, masked, operator, weights_on
 from tools.patches.worker import grouped
 
 ROOT = Path(__file__).resolve().parents[2]

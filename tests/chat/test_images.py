@@ -16,7 +16,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from tools.models import write_projector
-from tools.models.picture import png
+from tools.models.projector import png
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.models import write_projector
-from tools.models.picture import png
+from tools.models.projector import png
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tools.models.picture import png
+from tools.models.projector import png
 
 Tokens = tuple[int, ...]
 """Tokens of a prompt. Those from 0 to 255 are bytes, and -1 - k stands for the image k."""

@@ -17,7 +17,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from tools.models import write_projector
-from tools.models.picture import png
+from tools.models.projector import png
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
 PROMPT = "look <__media__> and at <__media__> here: def f("

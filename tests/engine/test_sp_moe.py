@@ -17,7 +17,7 @@ from spac.scheduler.demand import Demand
 from spac.scheduler.lookahead_buffer import Fidelity
 from spac.scheduler.replay import replay
 from spac.scheduler.sp_moe import SpMoeScheduler
-from tools.models.dense import dense_sibling
+from tools.models.variants import dense_sibling
 from tools.self_draft import quantize
 
 N_EXPERT, N_USED, LENGTH = 32, 4, 6

@@ -14,7 +14,7 @@ from spac.llama_cpp_python.llama import Llama
 from tests.conftest import TinyModel
 from tests.llama_cpp_python.conftest import SMALL
 from tools.models import write_projector
-from tools.models.picture import png
+from tools.models.projector import png
 
 IMAGES = (png(64, 96, 1), png(80, 48, 2))
 GREEDY = {"temperature": 0.0, "max_tokens": 10, "repeat_penalty": 1.0}

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.patches import source
-from tools.patches.masks import MASKS, masked
-from tools.patches.operators import POISON, Ids, Shape
+from tools.patches.operators import MASKS, POISON, Ids, Shape, masked
 
 HERE = Path(__file__).parent
 CUDA = "ggml/src/ggml-cuda/"

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from spac import _library
-from tools.patches.masks import BY_EXPERT, MASKS
-from tools.patches.operators import Shape
+from tools.patches.operators import BY_EXPERT, MASKS, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 # Kernels change with the number of rows: at 4, 8 and 16, and at multiples of these.
@@ -136,7 +135,7 @@ def test_a_wrong_result_would_be_noticed() -> None:
     """The comparison notices a changed bit, and a masked row that is not zero."""
     import numpy as np
 
-    from tools.patches.masks import Count, masked
+    from tools.patches.operators import Count, masked
 
     shape = Shape("f32", 4)
     ids = masked(shape, "half")

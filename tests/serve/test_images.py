@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import TinyModel
 from tests.serve.conftest import Server
 from tools.models import write_projector
-from tools.models.picture import png
+from tools.models.projector import png
 
 DATA = [base64.b64encode(png(64, 96, seed)).decode() for seed in (1, 2)]
 LETTERS = {"grammar": "root ::= [a-z]+"}

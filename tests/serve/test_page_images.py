@@ -13,7 +13,7 @@ from tests.report.browser import Browser, find
 from tests.serve.conftest import Server
 from tests.serve.test_page_in_browser import OVERFLOWING, Page
 from tools.models import write_projector
-from tools.models.picture import png
+from tools.models.projector import png
 
 ANSWER = "root ::= [a-z]{12}"
 SMALL = {f"{number}.png": png(64, 96, number) for number in (1, 2)}

@@ -22,9 +22,8 @@ from tools.twin.catalog import MODELS
 from tools.twin.chain import Chain
 from tools.twin.drift import Drift, Locality, simulate, solve
 from tools.twin.measure import Measured, in_chain, measure, run
-from tools.twin.mix import Mix
 from tools.twin.vocabulary import LEAST, make_vocabulary
-from tools.twin.writer import Twin, write_twin
+from tools.twin.writer import Mix, Twin, write_twin
 
 ROOT = Path(__file__).resolve().parents[2]
 BILLIONS = {

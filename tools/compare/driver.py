@@ -28,11 +28,14 @@ class Result:
 
 
 def reference_library() -> Path | None:
-    """Return the folder of the unpatched build of the same pin, or None (tools/reference.py)."""
+    """Return the folder of an unpatched libllama.so of the same pin, or None. The environment names it, or a
+    build with -DSPAC_BUILD_REFERENCE=ON has put it beside spac's library."""
     # Imported late: a worker that imports this file for the reference must not import spac.
-    from tools.reference import reference_folder
+    from spac import _library, env
 
-    return reference_folder()
+    named = env.REFERENCE_LIB.get()
+    folder = named if named is not None else _library.library_path().parent / "reference"
+    return folder if (folder / "libllama.so").is_file() else None
 
 
 def run_worker(

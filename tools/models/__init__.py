@@ -6,13 +6,12 @@
 or ``python -m tools.models qwen3moe tiny.gguf --layers 3 --experts 5 --type '*_exps=Q8_0'``.
 """
 
-from tools.models.adapter import write_adapter
-from tools.models.exchanged import exchange_experts
 from tools.models.families import FAMILIES
 from tools.models.hybrid import HYBRIDS
 from tools.models.loader_families import LOADER_FAMILIES
 from tools.models.projector import write_projector
 from tools.models.shape import Shape
+from tools.models.variants import exchange_experts, write_adapter
 from tools.models.writer import write_model
 
 FAMILIES.update(HYBRIDS)

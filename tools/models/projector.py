@@ -1,4 +1,4 @@
-"""Write a tiny random projector of images, in the forms of Qwen3-VL and of Gemma 3.
+"""Write a tiny random projector of images, in the forms of Qwen3-VL and of Gemma 3, and make pictures.
 
 Qwen3-VL's takes images of any size, has M-RoPE positions, and gives embeddings for the first layers too.
 Gemma 3's takes squares, and its images are evaluated without a causal mask.
@@ -7,6 +7,7 @@ Gemma 3's takes squares, and its images are evaluated without a causal mask.
 from __future__ import annotations
 
 import os
+import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,3 +112,16 @@ def _norm(name: str, size: int) -> list[Tensor]:
 
 def _linear(name: str, rows: int, inputs: int) -> list[Tensor]:
     return [matrix(name, rows, inputs), bias(name, rows)]
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    """Return a PNG file of random pixels; the same arguments give the same bytes."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: the row is not filtered
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,7 +1,7 @@
 """Run one MoE operator on one device, again and again with other ids.
 
 Weights are random and the same in every process: a run with the unpatched library and a run with the patched
-one get the same bits.
+one get the same bits. Masks hide some of the ids, and `Count` counts rows that differ from what is required.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
-from spac.machine.arrays import Float32Array, Int32Array
+from spac.machine.arrays import BoolArray, Float32Array, Int32Array
 from tools.models.weights import random_weights
 from tools.patches.ggml import Ggml, Pointer
 
@@ -30,6 +30,12 @@ POISON = 1 << 30
 MANY = 16
 # Their quantizers need seconds for setup, and random blocks serve as well.
 SLOW = ("iq2_", "iq3_", "iq1_s")
+# An ids mask hides an expert for all tokens or for none. Every token of a kept expert is kept, and the
+# results must be the bits of a run without mask. "rows" masks single rows, with other negative numbers too.
+# Then an expert has fewer rows and may get another kernel. It is compared with a run where the masked rows
+# went to a spare expert.
+BY_EXPERT = ("none", "one", "half", "all but one", "all")
+MASKS = (*BY_EXPERT, "rows")
 
 
 @dataclass(frozen=True)
@@ -207,3 +213,39 @@ def operator(ggml: Ggml, backend: Pointer, shape: Shape, weights: dict[str, Poin
         for name, sizes in shapes.items():
             ggml.write(t[name], rng.standard_normal(sizes, np.float32))
         yield Operator(ggml, backend, s, graph, table, out)
+
+
+def masked(shape: Shape, mask: str) -> Ids:
+    """Return the shape's ids with negative numbers where `mask` hides an expert."""
+    ids, rng = shape.ids(), np.random.default_rng(shape.n_tokens)
+    n = shape.n_expert
+    if mask == "rows":
+        negative = rng.choice(np.array([-1, -2, np.iinfo(np.int32).min], np.int32), ids.shape)
+        return np.where(rng.random(ids.shape) < 0.5, negative, ids).astype(np.int32)
+    hidden = rng.permutation(n)[: {"none": 0, "one": 1, "half": n // 2, "all but one": n - 1, "all": n}[mask]]
+    return np.where(np.isin(ids, hidden), -1, ids).astype(np.int32)
+
+
+def with_spare(shape: Shape, ids: Ids) -> Ids:
+    """Return masked ids for an unpatched library: the spare expert replaces hidden ones."""
+    return np.where(ids < 0, shape.n_expert, ids).astype(np.int32)
+
+
+@dataclass
+class Count:
+    """Numbers of rows, over results and masks."""
+
+    n_kept: int = 0
+    n_skipped: int = 0
+    n_unequal: int = 0  # kept, and different from the reference's bits
+    n_nonzero: int = 0  # skipped, and not exactly zero
+
+    def add(self, ids: Ids, results: list[Float32Array], expected: list[Float32Array]) -> None:
+        kept = ids >= 0
+        for result, wanted in zip(results, expected, strict=True):
+            same: BoolArray = (result.view(np.uint32) == wanted.view(np.uint32)).all(axis=-1)
+            zero: BoolArray = (result.view(np.uint32) == 0).all(axis=-1)
+            self.n_kept += int(kept.sum())
+            self.n_skipped += int((~kept).sum())
+            self.n_unequal += int((kept & ~same).sum())
+            self.n_nonzero += int((~kept & ~zero).sum())

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tools.patches.ggml import Ggml
-from tools.patches.masks import MASKS, Count, masked, with_spare
-from tools.patches.operators import Operator, Shape, operator, weights_on
+from tools.patches.operators import MASKS, Count, Operator, Shape, masked, operator, weights_on, with_spare
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from spac.errors import SpacError
 from tools.twin.catalog import MODELS
 from tools.twin.drift import DRAFTS, PAPER_GROWTH, PUBLISHED, Drift, solve
-from tools.twin.mix import MIXES
-from tools.twin.writer import Twin, draft_of, write_twin
+from tools.twin.writer import MIXES, Twin, draft_of, write_twin
 
 if TYPE_CHECKING:
     from tools.twin.measure import Measured
