@@ -48,11 +48,12 @@ class PackError(Exception):
     """Something is missing. The message says what to do."""
 
 
-def run(*words: object) -> None:
-    """Run a command. Raise PackError with the end of its output if it fails."""
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+def run(*words: object) -> str:
+    """Run a command in the tree and return its output. Raise PackError with the end of it if it fails."""
+    done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PackError(f"{words[0]} failed: {(done.stdout + done.stderr).strip()[-400:]}")
+    return done.stdout
 
 
 def write(to: Path, files: Iterable[tuple[str, bytes]]) -> None:
@@ -73,27 +74,25 @@ def files_of(folder: Path) -> Iterable[tuple[str, bytes]]:
 
 def pack_source(sdist: Path, to: Path) -> None:
     """Pack the part of llama.cpp's source that the build reads."""
-    skipped = tuple(f"ggml/src/ggml-{name}/" for name in UNUSED)
-    everything = source.llama_source.files_of_sdist(sdist)
-    write(
-        to, (each for each in everything if not each[0].startswith(skipped) and not each[0].endswith(MEDIA))
-    )
+    unused = tuple(f"ggml/src/ggml-{name}/" for name in UNUSED)
+    files = source.llama_source.files_of_sdist(sdist)
+    write(to, (each for each in files if not each[0].startswith(unused) and not each[0].endswith(MEDIA)))
 
 
 def pack_modules(sdist: Path, to: Path, python: str) -> None:
     """Pack a folder for PYTHONPATH: `MODULES` for that Python, and llama-cpp-python's Python half."""
-    with tempfile.TemporaryDirectory() as folder:
-        platforms = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-        run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
-            "--target", folder, "--only-binary=:all:", "--implementation", "cp", "--python-version", python,
-            *(word for name in platforms for word in ("--platform", name)), *MODULES)  # fmt: skip
-        with tarfile.open(sdist) as archive:
-            half = {
-                name: archive.extractfile(member).read()  # type: ignore[union-attr]
-                for member in archive
-                if (name := member.name.partition("/")[2]).startswith("llama_cpp/") and name.endswith(".py")
-            }
-        write(to, [*files_of(Path(folder)), *half.items()])
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(sdist) as archive:
+        tags = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+        words = ["--quiet", "--no-deps", "--no-compile", "--only-binary=:all:", "--target", folder]
+        words += ["--implementation", "cp", "--python-version", python]
+        words += [f"--platform={tag}" for tag in tags]
+        run(sys.executable, "-m", "pip", "install", *words, *MODULES)
+        for member in archive:
+            name = member.name.partition("/")[2]
+            if name.startswith("llama_cpp/") and name.endswith(".py"):
+                member.name = name
+                archive.extract(member, folder, filter="data")
+        write(to, files_of(Path(folder)))
 
 
 def pack_objects(build: Path, to: Path) -> None:
@@ -106,6 +105,7 @@ def pack_objects(build: Path, to: Path) -> None:
         raise PackError(f"{build}: configure it with -DSPAC_CUDA_ARCHITECTURES=90-real, one architecture")
     trees = [build / "llama.cpp" / name for name in ("patched", "pristine")]
     published = {path.name for path in (build / list(OBJECTS)[1]).rglob("*.o")}
+    cudart = Path(cache.get("CUDA_cudart_static_LIBRARY", "libcudart_static.a"))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for top, kind in OBJECTS.items():
@@ -113,20 +113,15 @@ def pack_objects(build: Path, to: Path) -> None:
                 place = folder / ("patched" if kind == "common" and path.name in published else kind)
                 place.mkdir(exist_ok=True)
                 run("objcopy", "--strip-debug", path, place / path.name)
-        cudart = Path(cache.get("CUDA_cudart_static_LIBRARY", "libcudart_static.a"))
         (folder / cudart.name).write_bytes(cudart.read_bytes())
         (folder / "source_id").write_text(source_id(*trees) + "\n")
         (folder / "capability").write_text(architecture[1] + "\n")
         write(to, files_of(folder))
 
 
-def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
 def tree_bytes() -> int:
     """Return the bytes of the files that travel with the tree: those that git does not ignore."""
-    listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     return sum((ROOT / name).stat().st_size for name in listed if name and (ROOT / name).is_file())
 
 
@@ -141,15 +136,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sdist = source.sdist()
         if sdist is None:
-            raise PackError(
-                "llama.cpp's sdist is not in the cache folder: build spac first, which fetches it"
-            )
+            raise PackError("llama.cpp's sdist is not in the cache folder: build spac first")
         pack_source(sdist, args.folder / "source.tar.xz")
         pack_modules(sdist, args.folder / "site.tar.xz", args.python)
         if args.cuda_build:
             pack_objects(args.cuda_build.resolve(), args.folder / "cuda.tar.xz")
-        (args.folder / "commit").write_text(git("describe", "--always", "--dirty=+"))
-    except (PackError, OSError, subprocess.CalledProcessError) as error:
+        (args.folder / "commit").write_text(run("git", "describe", "--always", "--dirty=+"))
+    except (PackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     total = tree_bytes()

@@ -141,9 +141,8 @@ def test_a_pack_has_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(pack, "pack_modules", lambda _, to, python: to.write_bytes(python.encode() * 500_000))
     monkeypatch.setattr(pack, "pack_source", lambda _, to: to.write_bytes(bytes(1_000_000)))
     monkeypatch.setattr(pack.source, "sdist", lambda: tmp_path)
-    monkeypatch.setattr(
-        pack, "git", lambda *words: "README.md\0bench/README.md"
-    )  # the tree may be a copy without git
+    # The tree may be a copy without git.
+    monkeypatch.setattr(pack, "run", lambda *words: "README.md\0bench/README.md")
     assert pack.main([str(tmp_path / "carry"), "--python", "3.11"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"site.tar.xz +2.0 MB\n", printed)
