@@ -29,6 +29,8 @@ from tools.compare import reference_library  # noqa: E402
 from tools.models import FAMILIES, Shape, write_model  # noqa: E402
 
 TinyModel = Callable[..., Path]
+AGREEMENT = 0.7
+"""The share of the chain that the draft of `twin` knows."""
 
 # No test fails because it is slow.
 settings.register_profile("spac", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -100,3 +102,16 @@ def reference_lib() -> Path:
             "no stock library to compare with: build with -DSPAC_BUILD_REFERENCE=ON or set SPAC_REFERENCE_LIB"
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return (target, draft) of one tiny twin, as the program writes them."""
+    from tools.twin.__main__ import arguments
+
+    folder = tmp_path_factory.mktemp("twin")
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    words = ["tiny", str(target), "--draft", str(draft), "--agreement", str(AGREEMENT)]
+    args = arguments().parse_args(words)
+    args.run(args)
+    return target, draft

@@ -13,7 +13,7 @@ from gguf import GGUFReader, quants
 
 from spac.model.c_api import Model
 from spac.model.gguf.check import check_model
-from tests.bench.conftest import AGREEMENT
+from tests.conftest import AGREEMENT
 from tools.models import FAMILIES
 from tools.models.parts import Tensor
 from tools.twin.__main__ import main

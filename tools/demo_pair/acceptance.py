@@ -12,8 +12,7 @@ about. So no generation has to be repeated. There are three kinds of acceptance:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,10 +35,6 @@ class Acceptance:
     per_token: float
     steps: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -49,10 +44,6 @@ class Measured:
     inside: Acceptance
     outside: Acceptance
     loop_share: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def in_loop(tokens: np.ndarray) -> np.ndarray:

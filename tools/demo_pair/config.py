@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from .tokenizer import VOCAB_SIZE
 
@@ -31,10 +30,6 @@ class ModelConfig:
     def architecture(self) -> str:
         """Return llama.cpp's name for this form."""
         return "qwen3moe" if self.experts else "qwen3"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for checkpoints."""
-        return asdict(self)
 
 
 TARGET = ModelConfig(

@@ -49,10 +49,6 @@ class LayerRouting:
     near: float
     growth: dict[int, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
 
 def _entropy(probability: Tensor) -> Tensor:
     return -(probability * probability.clamp_min(1e-12).log2()).sum(-1)
@@ -120,12 +116,12 @@ def _acceptance(
     for name, draft in drafts.items():
         for way, matched in ways.items():
             accepted = accepted_tokens(target, draft, rows, _PROMPT, sampling, matched)
-            figures[f"{name} {way}"] = summarise(rows.numpy(), accepted, _PROMPT).to_dict()
+            figures[f"{name} {way}"] = asdict(summarise(rows.numpy(), accepted, _PROMPT))
     return figures
 
 
 def _routing(model: LanguageModel, rows: Tensor) -> list[dict[str, Any]]:
-    return [layer.to_dict() for layer in measure_routing(model, rows)]
+    return [asdict(layer) for layer in measure_routing(model, rows)]
 
 
 def evaluate(work: Path) -> dict[str, Any]:
@@ -170,7 +166,7 @@ def evaluate(work: Path) -> dict[str, Any]:
 
 def _model_figures(model: LanguageModel, state: dict[str, Any], bits: float) -> dict[str, Any]:
     return {
-        "config": model.config.to_dict(),
+        "config": asdict(model.config),
         "parameters": parameter_count(model),
         "tokens": state["tokens"],
         "seconds": round(state["seconds"]),

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class Training:
     def _save(self, **more: Any) -> None:
         """Write a checkpoint. The old one stays until the new one is complete."""
         state = {
-            "config": self.model.config.to_dict(),
+            "config": asdict(self.model.config),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.progress.step,
