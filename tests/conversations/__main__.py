@@ -66,11 +66,11 @@ def run(name: str, models: Models, options: argparse.Namespace) -> int:
         if not tally.is_over:
             raise
     finally:
-        for told in tally.differences:
+        for told in (*tally.close, *tally.differences):
             print(f"\n{told}\n")
         print(
             f"{name}: {tally.n_rules} rules, {tally.n_answers} answers compared with {machine.fresh.n_made} "
-            f"fresh ones, {len(tally.differences)} differences, {tally.n_close} more that rounding decides, "
+            f"fresh ones, {len(tally.differences)} differences, {len(tally.close)} that rounding decides, "
             f"{time.monotonic() - started:.0f} s, seeds {options.seed} to {at}",
             flush=True,
         )

@@ -58,11 +58,14 @@ class Answer:
     top: tuple[tuple[float, ...], ...] = ()
     """For each token, the log probabilities of the most probable ones at its place, the largest first."""
 
-    def is_like(self, other: Answer, tolerance: float) -> bool:
-        """Return True if the two are equal, and log probabilities nearly so."""
+    def distance(self, other: Answer) -> float:
+        """Return the largest difference of log probabilities, infinity if anything else differs."""
         if (self.text, self.reason, len(self.top)) != (other.text, other.reason, len(other.top)):
-            return False
-        return not self.top or bool(np.allclose(self.top, other.top, rtol=0, atol=tolerance))
+            return float("inf")
+        ours, theirs = np.array(self.top), np.array(other.top)
+        same_places = np.isfinite(ours) == np.isfinite(theirs)  # What follows an overflow is no number.
+        apart = np.nan_to_num(np.abs(ours - theirs))
+        return float(np.where(same_places, apart, np.inf).max(initial=0))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Fresh:
             options = {**setup.options, "ubatch": size}
             other = replace(setup, name=f"{setup.name}, graphs of {size}", options=options)
             with contextlib.suppress(SpacError):  # An image may need a larger graph.
-                if not self.answer(other, request).is_like(expected, TOLERANCE):
+                if self.answer(other, request).distance(expected) > TOLERANCE:
                     return True
         return False
 
@@ -87,8 +87,8 @@ class Tally:
 
     n_rules: int = 0
     n_answers: int = 0
-    n_close: int = 0
-    """The number of answers that differed, and that rounding decides."""
+    close: list[str] = field(default_factory=list)
+    """The answers that differed, and that rounding decides."""
     differences: list[str] = field(default_factory=list)
     """The steps of each example that ended with a difference."""
     is_over: bool = False
@@ -272,14 +272,14 @@ class Conversations(RuleBasedStateMachine):
 
     def _compare(self, request: Request, answer: Answer) -> None:
         self.tally.n_answers += 1
-        if not answer.is_like(self.fresh.answer(self.setup, request), TOLERANCE):
+        if answer.distance(self.fresh.answer(self.setup, request)) > TOLERANCE:
             self._differs(request, answer)
 
     def _differs(self, request: Request, answer: Answer | str) -> None:
-        if self.fresh.is_close(self.setup, request):
-            self.tally.n_close += 1
-            return
         expected = self.fresh.answer(self.setup, request)
+        if self.fresh.is_close(self.setup, request):
+            self.tally.close.append(f"{self.setup.name}: {request} said {answer}, anew {expected}")
+            return
         told = "\n".join((*self.steps, f"said {answer}", f"but begun anew {expected}"))
         self.over = True
         self.tally.differences.append(told)
