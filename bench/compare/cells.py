@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_TIME = "out of time"
 LEAST_S = 20  # seconds: nothing begins with fewer left
 MOST_S = 150  # seconds: a cell that takes longer hangs
-NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Engine:
     governor: str | None = None
     draft_length: int | None = None  # None: the comparison's draft length
     lookahead: int | None = None  # None: spac's default
-    graphs: bool = True  # CUDA graphs; rows without them run only on CUDA, on the first budget and context
     no_host: bool = False  # llama.cpp's repacked kernels for the CPU; beside a GPU they are off otherwise
     command: str = ""  # a peer's command, with its {names}
 
@@ -53,11 +51,6 @@ class Engine:
         """Return the key that the number of threads is chosen for: one side's engines share it, each peer has
         its own."""
         return f"peer {self.name}" if self.command else self.kind
-
-    @property
-    def on_gpu_alone(self) -> bool:
-        """Return True if the row differs from another one only beside a GPU."""
-        return not self.graphs or self.no_host
 
     @property
     def by_budget(self) -> bool:
@@ -93,12 +86,7 @@ def engines(schedulers: list[str], peers: Sequence[Engine] = ()) -> list[Engine]
     for speculates in (True, False):  # a twin's routers are easier to predict than a real model's: tools/twin
         name = f"spac {first} without lookahead, {'draft' if speculates else 'no draft'}"
         rows.append(Engine(name, "spac", speculates, scheduler=first, lookahead=0))
-    return [
-        *rows,
-        *spac.values(),
-        Engine(f"spac {first} without CUDA graphs, draft", "spac", True, scheduler=first, graphs=False),
-        Engine("llama.cpp --n-cpu-moe without CUDA graphs, draft", "llama.cpp", True, True, graphs=False),
-    ]
+    return [*rows, *spac.values()]
 
 
 @dataclass(frozen=True)
@@ -122,16 +110,14 @@ def key_of(name: str) -> str:
 
 def grid(rows: list[Engine], budgets: list[str], contexts: list[int]) -> Iterator[Cell]:
     """Yield every cell once, the deciding ones first. All engines run on the first budget and context. Then
-    the first engines run on the others, then the rest. Engines without CUDA graphs run on the first budget
-    and context alone."""
+    the first engines run on the others, then the rest."""
     places = [(budget, context) for context in contexts for budget in budgets]
     places.sort(key=lambda place: (budgets.index(place[0]) > 0) + (contexts.index(place[1]) > 0))
     # The deciding rows are spac with a draft and with the governor, all peers, and four rows of llama.cpp:
     # two with a draft and two without, because either may be its best.
     kinds = [row.kind for row in rows]
     deciding = 2 + 4 * ("llama.cpp" in kinds) + kinds.count("peer")
-    rest = [row for row in rows[deciding:] if row.graphs]
-    parts = [(rows, places[:1]), (rows[:deciding], places[1:]), (rest, places[1:])]
+    parts = [(rows, places[:1]), (rows[:deciding], places[1:]), (rows[deciding:], places[1:])]
     seen: set[str] = set()
     for some, where in parts:
         for budget, context in where:
@@ -163,9 +149,9 @@ def layers_on_cpu(sizes: list[int], room: float) -> int:
     return n
 
 
-def environment(reference: Path | None, *, graphs: bool = True) -> dict[str, str]:
+def environment(reference: Path | None) -> dict[str, str]:
     """Return the environment of a process that runs the unpatched library of `reference`, or (None) spac's
-    own. Without `graphs`, ggml does not use CUDA graphs.
+    own.
 
     CUDA's libraries may be Python packages. spac finds them by itself, the unpatched library needs their
     folders.
@@ -173,8 +159,6 @@ def environment(reference: Path | None, *, graphs: bool = True) -> dict[str, str
     folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "python")]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     found.pop("LLAMA_CPP_LIB_PATH", None)
-    if not graphs:
-        found[NO_GRAPHS] = "1"
     if reference is not None:
         packages = [str(each) for folder in sys.path for each in Path(folder or ".").glob("nvidia/*/lib")]
         paths = [path for path in (found.get("LD_LIBRARY_PATH", ""), *packages) if path]
@@ -203,7 +187,7 @@ def run_cell(job: Job, work: Path, key: str, reference: Path | None, seconds: fl
             code = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=environment(reference, graphs=job.graphs),
+                env=environment(reference),
                 stdout=log,
                 stderr=log,
                 timeout=seconds,

@@ -77,7 +77,7 @@ class Comparison:
         self.peers = list(self._peers())
         rows = engines(args.schedulers, self.peers)
         rows = [row for row in rows if args.draft or not row.speculates]
-        rows = [row for row in rows if self.on_gpu or not row.on_gpu_alone]
+        rows = [row for row in rows if self.on_gpu or not row.no_host]
         if args.only:  # peers that are named run, whatever --only says
             rows = [row for row in rows if row.command or any(text in row.name for text in args.only)]
         self.grid = list(grid(rows, args.budgets, args.contexts))
@@ -181,7 +181,6 @@ class Comparison:
             scheduler=engine.scheduler or "lru",
             governor=engine.governor,
             lookahead=engine.lookahead,
-            graphs=engine.graphs,
             no_host=engine.no_host,
         )
         return replace(job, **self.of_peer(engine, prompts))

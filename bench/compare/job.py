@@ -52,7 +52,6 @@ class Job(_Json):
     repack: bool = True  # llama.cpp: repack the CPU's weights, where it has kernels for that
     no_host: bool = False  # llama.cpp: no pinned buffers, which the loader prefers to repacked weights
     paging: str = "auto"  # spac
-    graphs: bool = True  # CUDA graphs
     command: str = ""  # a peer's command line, with its {names}
     texts: list[str] = field(default_factory=list)  # the prompts as text, for a peer
     thread_counts: list[int] = field(default_factory=list)

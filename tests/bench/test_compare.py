@@ -20,7 +20,6 @@ from bench.compare.cells import (
     Cell,
     Engine,
     engines,
-    environment,
     grid,
     layer_bytes,
     layers_on_cpu,
@@ -28,8 +27,9 @@ from bench.compare.cells import (
 )
 from bench.compare.job import Job, Result, Run
 from bench.compare.likelihood import apart, perplexity, surprises
-from bench.compare.page import Demand, breakdowns, ideal_speed, row_of, table, verdict
+from bench.compare.page import breakdowns, table, verdict
 from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
+from bench.compare.rows import Demand, ideal_speed, row_of
 from tools.models import exchange_experts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +136,6 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
         "llama.cpp_--n-cpu-moe-50%-64": 2, "llama.cpp_--n-cpu-moe__draft-50%-64": 2,
         "llama.cpp_--n-cpu-moe__draft_of_3-50%-64": 2, "llama.cpp_--n-cpu-moe_--no-host-50%-64": 2,
         "llama.cpp_--n-cpu-moe_--no-host__draft-50%-64": 2,
-        "llama.cpp_--n-cpu-moe_without_CUDA_graphs__draft-50%-64": 2,
     }  # fmt: skip
     assert found.n_cpu_moe["peer-50%-64"] == 2
     assert all(vram <= limit + comparison.VRAM_NOISE for key, n, vram in seen if n == tuned.get(key))
@@ -203,29 +202,9 @@ def test_every_cell_is_there_once() -> None:
     rows = engines(["lru", "moe-spac"], [Engine("a server", "peer", False, command="run {target}")])
     cells = list(grid(rows, ["10%", "50%"], [512, 4096]))
     assert len({cell.key for cell in cells}) == len(cells)
-    once = [row for row in rows if not row.graphs]
-    often = [row for row in rows if row.graphs]
-    by_budget = sum(row.by_budget for row in often)
-    assert len(cells) == 2 * (2 * by_budget + len(often) - by_budget) + len(once)
+    by_budget = sum(row.by_budget for row in rows)
+    assert len(cells) == 2 * (2 * by_budget + len(rows) - by_budget)
     assert {cell.engine.name for cell in cells} == {row.name for row in rows}
-    assert [(c.budget, c.context) for c in cells if c.engine in once] == [("10%", 512)] * 2
-
-
-def test_graphs_are_switched_off_for_two_engines_on_cuda_alone(
-    twin: tuple[Path, Path], tmp_path: Path
-) -> None:
-    variable = "GGML_CUDA_DISABLE_GRAPHS"
-    for reference in (None, tmp_path):
-        assert variable not in environment(reference)
-        assert environment(reference, graphs=False)[variable] == "1"
-    base = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--reference", str(tmp_path)]
-    names = []
-    for device in ("CUDA0", "simulated"):
-        found = comparison.Comparison(parser().parse_args([*base, "--device", device]))
-        names.append([cell.engine.name for cell in found.grid if not cell.engine.graphs])
-    assert names == [
-        ["spac logistic without CUDA graphs, draft", "llama.cpp --n-cpu-moe without CUDA graphs, draft"], []
-    ]  # fmt: skip
 
 
 def test_bandwidths_that_hang_cost_no_cell(
