@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.cuda_host.build import NAME
 
-FIELDS = ("calls", "bytes", "wait_ns")
+FIELDS = ("calls", "bytes")
 
 
 def report() -> dict[str, Any]:
@@ -23,45 +23,26 @@ def report() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Counts:
-    """Calls by (kind, stream), or sums of them; `kernels` by name."""
+    """Calls and bytes by (kind, stream), and launches of kernels by name."""
 
-    cells: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
+    cells: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     kernels: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def now(cls) -> Counts:
         found = report()
-        cells: dict[tuple[str, int], tuple[int, int, int]] = {}
+        cells: dict[tuple[str, int], tuple[int, int]] = {}
         for entry in found["calls"]:
             key = entry["kind"], entry["stream"]
-            before = cells.get(key, (0, 0, 0))
+            before = cells.get(key, (0, 0))
             cells[key] = tuple(a + entry[name] for a, name in zip(before, FIELDS, strict=True))
         return cls(cells, Counter(found["kernels"]))
 
     def __sub__(self, other: Counts) -> Counts:
         cells = {}
         for key, now in self.cells.items():
-            before = other.cells.get(key, (0, 0, 0))
+            before = other.cells.get(key, (0, 0))
             difference = tuple(a - b for a, b in zip(now, before, strict=True))
             if any(difference):
                 cells[key] = difference
         return Counts(cells, self.kernels - other.kernels)  # type: ignore[arg-type]
-
-    def calls(self, *kinds: str, streams: set[int] | None = None) -> int:
-        return self._sum(0, kinds, streams)
-
-    def bytes(self, *kinds: str, streams: set[int] | None = None) -> int:
-        return self._sum(1, kinds, streams)
-
-    def wait_ns(self, *kinds: str, streams: set[int] | None = None) -> int:
-        return self._sum(2, kinds, streams)
-
-    def _sum(self, which: int, kinds: tuple[str, ...], streams: set[int] | None) -> int:
-        return sum(
-            cell[which]
-            for (kind, stream), cell in self.cells.items()
-            if kind in kinds and (streams is None or stream in streams)
-        )
-
-    def streams(self) -> set[int]:
-        return {stream for _, stream in self.cells}

@@ -23,7 +23,7 @@ def step_between(before: Moment, after: Moment) -> Step:
     sizes: dict[str, int] = {}
     streams: dict[str, dict[str, int]] = {}
     counts = after[0] - before[0]
-    for (kind, stream), (n, size, _) in counts.cells.items():
+    for (kind, stream), (n, size) in counts.cells.items():
         calls[kind] = calls.get(kind, 0) + n
         sizes[kind] = sizes.get(kind, 0) + size
         streams.setdefault(str(stream), {})[kind] = n
