@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import gzip
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,12 +27,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
-from bench.gpu_suite import facts, probes, watched  # noqa: E402
+from bench.gpu_suite import watched  # noqa: E402
 
 PACKAGE = ROOT / "python" / "spac"
 CHECKS = ("facts", "build", "smoke", "patches")
 PARTS = (*CHECKS, "compare", "forms", "timeline", "budgets", "contexts")
 """The parts in their order. Those behind the checks need the twins."""
+MACHINE = """uname -a; nproc; lscpu | grep -E "Model name|Core|Thread|Flags"; free -g; ulimit -l; df -h .
+nvidia-smi; nvidia-smi --query-gpu=pcie.link.gen.max,pcie.link.width.max,compute_cap --format=csv
+gcc --version; cmake --version; nvcc --version; ldconfig -p | grep libcublas; python3 --version"""
+"""Commands that describe a machine. Each may fail."""
 TYPES = "q4_K,q6_K,f32,q8_0"
 """The weight types of the twins."""
 TWINS_BYTES = 24 << 30
@@ -48,6 +53,27 @@ FORMS: dict[str, dict[str, str]] = {
 }
 """Forms of a step that a card has to judge, with the variables of each. The first comes again, because
 machines change."""
+
+
+def said(command: str) -> str:
+    """Return the output of a command of the shell; "" where it cannot run."""
+    return subprocess.run(command, shell=True, capture_output=True, text=True, check=False).stdout
+
+
+def capability() -> str:
+    """Return the first GPU's compute capability without its dot ("90"); "" without a GPU."""
+    found = re.match(r"(\d+)\.(\d)", said("nvidia-smi --query-gpu=compute_cap --format=csv,noheader"))
+    return found[1] + found[2] if found else ""
+
+
+def cublas_folders() -> list[Path]:
+    """Return folders of a libcublas.so.*, likeliest first: Python's packages, the toolkit, the loader's
+    cache."""
+    found = [path for folder in sys.path for path in Path(folder or ".").glob("nvidia/*/lib/libcublas.so.*")]
+    for pattern in ("cuda*/lib64", "cuda*/targets/*/lib"):
+        found += Path("/usr/local").glob(f"{pattern}/libcublas.so.*")
+    found += map(Path, re.findall(r"=> (\S*libcublas\.so\.\S*)", said("ldconfig -p")))
+    return list(dict.fromkeys(path.parent for path in found))
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -131,12 +157,9 @@ class Visit:
 
     def facts(self) -> bool:
         """Describe the machine, and ask the driver for what spac relies on."""
-        with (self.out / "facts.txt").open("w") as file:
-            for line in facts.lines(self.work):
-                print(line, file=file, flush=True)
-            for name in probes.QUESTIONS if self.on_gpu else ():
-                print(probes.ask(name, self.work), file=file, flush=True)
-        self.say((self.out / "facts.txt").read_text())
+        self.run("machine", 60, "sh", "-c", MACHINE)
+        if self.on_gpu:
+            self.run("probes", 220, sys.executable, ROOT / "bench" / "gpu_suite" / "probes.py", self.work)
         return True
 
     def build(self) -> bool:
@@ -147,11 +170,11 @@ class Visit:
                 f"-DSPAC_LLAMA_CPP_DIR={unpack(self.carry / 'source.tar.xz', self.work / 'llama.cpp')}"
             )
         if self.on_gpu:
-            words += [f"-DSPAC_CUBLAS_ROOT={folder.parent}" for folder in facts.cublas_folders()[:1]]
-            words.append(f"-DSPAC_CUDA_ARCHITECTURES={facts.capability()}-real")
+            words += [f"-DSPAC_CUBLAS_ROOT={folder.parent}" for folder in cublas_folders()[:1]]
+            words.append(f"-DSPAC_CUDA_ARCHITECTURES={capability()}-real")
         if self.on_gpu and (self.carry / "cuda.tar.xz").is_file():
             objects = unpack(self.carry / "cuda.tar.xz", self.work / "objects")
-            if (objects / "capability").read_text().strip() == facts.capability():
+            if (objects / "capability").read_text().strip() == capability():
                 words.append(f"-DSPAC_CUDA_OBJECTS={objects}")
         words.append(f"-DSPAC_CUDA={'on' if self.on_gpu else 'off'}")
         words.append(f"-DPython_EXECUTABLE={sys.executable}")
