@@ -186,6 +186,14 @@ class Conversations(RuleBasedStateMachine):
             self._ask(self._request(self.as_long_as_the_last(text, more, shared, 8), n, way))
         return self._ask(request)
 
+    @rule(target=texts, text=texts, n=LENGTH, at=PLACE, way=st.integers(0, 3))
+    def come_back(self, text: Tokens, n: int, at: int, way: int) -> Any:
+        """Ask a long text that goes on after another one, then one that shares its beginning, in any way."""
+        text = (*text, *some_text(max(0, 130 - len(text)), 10))
+        for each in (text, some_text(n, 11), (*text, *some_text(3, 12))):
+            self._ask(self._request(each, 1))
+        return self._ask(self._request((*text[:at], *some_text(3, 13)), 5, way))
+
     @rule(target=texts, text=texts, at=st.integers(0, 12), n=st.integers(1, 2), way=WAY)
     def ask_with_stop(self, text: Tokens, at: int, n: int, way: int) -> Any:
         request = self._request(text, 12, way)

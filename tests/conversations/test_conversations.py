@@ -31,19 +31,26 @@ def test_every_answer_is_that_of_a_door_begun_anew(door: str, models: Models) ->
     assert machine.tally.n_answers > 0
 
 
-def test_the_machine_finds_a_prompt_that_is_taken_for_the_continuation_of_the_last(
-    models: Models, monkeypatch: pytest.MonkeyPatch
+def wrong_note(llama: Llama, sequence: Tokens, _n_noted: int) -> None:
+    """Take a prompt of one token more than what the context holds for the continuation of the last."""
+    known = llama.n_tokens if llama.n_tokens == len(sequence) - 1 else 0
+    llama.input_ids[known : len(sequence)] = sequence[known:]
+    llama.n_tokens = len(sequence)
+    llama._requires_eval = True
+
+
+def wrong_beginning(_llama: Llama, _tokens: Tokens) -> None:
+    """Let llama_cpp's own loop go back to tokens that a window lost when its conversation came back."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "setup"), [("_note", wrong_note, "experts"), ("_begin_anew", wrong_beginning, "window")]
+)
+def test_the_machine_finds_former_faults(
+    name: str, fault: object, setup: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record that was wrong for prompts of one token more than what the context held was its reason."""
-
-    def note(llama: Llama, sequence: Tokens, _n_noted: int) -> None:
-        known = llama.n_tokens if llama.n_tokens == len(sequence) - 1 else 0
-        llama.input_ids[known : len(sequence)] = sequence[known:]
-        llama.n_tokens = len(sequence)
-        llama._requires_eval = True
-
-    monkeypatch.setattr(Llama, "_note", note)
-    machine = machine_of(DOORS["llama"], FRESH["llama"], [models.setup("experts")])
+    monkeypatch.setattr(Llama, name, fault)
+    machine = machine_of(DOORS["llama"], FRESH["llama"], [models.setup(setup)])
     with pytest.raises(AssertionError, match="but begun anew"):
         run(machine, 40)
 
