@@ -1,11 +1,11 @@
 // Bindings of the devices that can hold experts, and of the simulated device's settings.
-#include "backend/device/abort_guard.h"
 #include "backend/device/device.h"
 #include "backend/device/settings.h"
+#include "backend/experts/experts.h"
 #include "backend/simulated_device/settings.h"
 #include "backend/wrapper/device.h"
 #include "bindings/bindings.h"
-#include "session/slot_layers.h"
+#include "session/llama_models.h"
 
 #include <pybind11/stl.h>
 

@@ -2,7 +2,6 @@
 // context before its model.
 #include "bindings/bindings.h"
 #include "session/grammar.h"
-#include "session/grammar_work.h"
 #include "session/llama_models.h"
 
 #include <pybind11/stl.h>
@@ -13,6 +12,7 @@ namespace py = pybind11;
 using py::gil_scoped_acquire;
 using py::gil_scoped_release;
 using spac::Address;
+using spac::bindings::copy_of;
 
 namespace {
 
@@ -129,13 +129,21 @@ py::array_t<int32_t> tokenize(Address model, const std::string & text, bool spec
         const gil_scoped_release release;
         tokens = spac::tokenize(model, text, special);
     }
-    return py::array_t<int32_t>(static_cast<py::ssize_t>(tokens.size()), tokens.data());
+    return copy_of(tokens);
 }
 
 int decode(Address context, const py::object & tokens, int position, bool logits) {
     const auto               list = spac::bindings::token_list(tokens, "tokens");
     const gil_scoped_release release;
     return spac::decode(context, list, position, logits);
+}
+
+py::array_t<uint8_t> sequence_state(Address context, int sequence) {
+    return copy_of(spac::sequence_state(context, sequence));
+}
+
+bool set_sequence_state(Address context, int sequence, const py::array_t<uint8_t> & state) {
+    return spac::set_sequence_state(context, sequence, state.data(), static_cast<size_t>(state.size()));
 }
 
 py::array_t<float> logits(Address context, py::ssize_t n_rows) {
@@ -197,8 +205,9 @@ void bind_llama(py::module_ & m) {
 
     m.def("decode", &decode, arg("context"), arg("tokens"), arg("position"), arg("logits"));
     m.def("logits", &logits, arg("context"), arg("n_rows"));
+    m.def("sequence_state", &sequence_state, arg("context"), arg("sequence"));
+    m.def("set_sequence_state", &set_sequence_state, arg("context"), arg("sequence"), arg("state"));
     m.def("synchronize", &spac::synchronize, arg("context"), Release());
-    m.def("clear_memory", &spac::clear_memory, arg("context"), Release());
     m.def("grammar_of_schema", &spac::grammar_of_schema, arg("schema"), Release());
     m.def(
         "check_grammar", [](Address model, const std::string & text) { spac::check_grammar(model, text); },

@@ -1,6 +1,5 @@
 // Bindings of the session of several sequences.
 #include "bindings/bindings.h"
-#include "bindings/session_config.h"
 #include "bindings/session_holder.h"
 #include "session/parallel.h"
 
@@ -82,11 +81,7 @@ py::object probabilities(const SequenceStep & self) {
     if (!self.probabilities) {
         return py::none();
     }
-    const auto &                found = *self.probabilities;
-    const spac::bindings::Shape shape = {static_cast<py::ssize_t>(found.chosen.size()), found.n_top};
-    return py::make_tuple(py::array_t<float>(shape[0], found.chosen.data()),
-                          py::array_t<int32_t>(shape, found.top_ids.data()),
-                          py::array_t<float>(shape, found.top.data()));
+    return spac::bindings::arrays_of(*self.probabilities);
 }
 
 py::dict experts(const SequenceStep & self) {
@@ -107,11 +102,7 @@ py::dict experts(const SequenceStep & self) {
 void bind_parallel(py::module_ & m) {
     py::class_<SequenceStep>(m, "SequenceStep", "The result of one step for one of its sequences.")
         .def_readonly("id", &SequenceStep::id)
-        .def_property_readonly("tokens",
-                               [](const SequenceStep & self) {
-                                   return py::array_t<int32_t>(static_cast<py::ssize_t>(self.tokens.size()),
-                                                               self.tokens.data());
-                               })
+        .def_property_readonly("tokens", [](const SequenceStep & self) { return spac::bindings::copy_of(self.tokens); })
         .def_readonly("n_drafted", &SequenceStep::n_drafted)
         .def_readonly("n_accepted", &SequenceStep::n_accepted)
         .def_readonly("n_past", &SequenceStep::n_past)
@@ -148,8 +139,7 @@ void bind_parallel(py::module_ & m) {
              [](const PyParallelSession & self) {
                  py::list all;
                  for (const auto & each : self.get().held()) {
-                     const auto n = static_cast<py::ssize_t>(each.tokens.size());
-                     all.append(py::make_tuple(each.id, each.parked, py::array_t<int32_t>(n, each.tokens.data())));
+                     all.append(py::make_tuple(each.id, each.parked, spac::bindings::copy_of(each.tokens)));
                  }
                  return all;
              })
@@ -165,10 +155,7 @@ void bind_parallel(py::module_ & m) {
             "is_parked", [](const PyParallelSession & self, int id) { return self.get().is_parked(id); }, py::arg("id"))
         .def(
             "tokens",
-            [](const PyParallelSession & self, int id) {
-                const auto tokens = self.get().tokens(id);
-                return py::array_t<int32_t>(static_cast<py::ssize_t>(tokens.size()), tokens.data());
-            },
+            [](const PyParallelSession & self, int id) { return spac::bindings::copy_of(self.get().tokens(id)); },
             py::arg("id"))
         .def_property_readonly("n_sequences", [](const PyParallelSession & self) { return self.get().n_sequences(); })
         .def_property_readonly("n_joined", [](const PyParallelSession & self) { return self.get().n_joined(); })

@@ -1,9 +1,8 @@
 // Bindings of the speculative session. Its calls run without the GIL, and its events with it.
 #include "bindings/bindings.h"
-#include "bindings/session_config.h"
 #include "bindings/session_holder.h"
 #include "session/graph_size.h"
-#include "session/sequence_state.h"
+#include "session/llama_models.h"
 #include "session/session.h"
 
 #include <pybind11/stl.h>
@@ -82,10 +81,7 @@ class PySession : public SessionHolder<Session> {
             const py::gil_scoped_release release;
             found = call->probabilities(n_top);
         }
-        const spac::bindings::Shape shape = {static_cast<py::ssize_t>(found.chosen.size()), found.n_top};
-        return py::make_tuple(py::array_t<float>(shape[0], found.chosen.data()),
-                              py::array_t<int32_t>(shape, found.top_ids.data()),
-                              py::array_t<float>(shape, found.top.data()));
+        return spac::bindings::arrays_of(found);
     }
 
     void reset() {
@@ -167,10 +163,8 @@ void bind_session(py::module_ & m) {
                                [](const PySession & self) { return spac::bindings::cached_dict(self.get().cached()); })
         .def_property_readonly("n_past", [](const PySession & self) { return self.get().n_past(); })
         .def_property_readonly("n_ctx", [](const PySession & self) { return self.get().n_ctx(); })
-        .def_property_readonly("tokens", [](const PySession & self) {
-            const auto tokens = self.get().tokens();
-            return py::array_t<int32_t>(static_cast<py::ssize_t>(tokens.size()), tokens.data());
-        });
+        .def_property_readonly("tokens",
+                               [](const PySession & self) { return spac::bindings::copy_of(self.get().tokens()); });
 
     m.def(
         "vocab_mismatch",
@@ -182,20 +176,6 @@ void bind_session(py::module_ & m) {
         py::arg("target_model"), py::arg("draft_model"),
         "Return the reason why the vocabularies of draft and target differ, in one line; None if they do not.");
     m.def(
-        "sequence_state",
-        [](const py::object & context, int sequence) {
-            const auto state = spac::sequence_state(known_context(context), sequence);
-            return py::array_t<uint8_t>(static_cast<py::ssize_t>(state.size()), state.data());
-        },
-        py::arg("context"), py::arg("sequence"));
-    m.def(
-        "set_sequence_state",
-        [](const py::object & context, int sequence, const py::array_t<uint8_t> & state) {
-            const auto n_bytes = static_cast<size_t>(state.size());
-            return spac::set_sequence_state(known_context(context), sequence, state.data(), n_bytes);
-        },
-        py::arg("context"), py::arg("sequence"), py::arg("state"));
-    m.def(
         "graph_bytes",
         [](const py::object & context, int n_tokens) {
             auto * const                 ctx = known_context(context);
@@ -204,17 +184,5 @@ void bind_session(py::module_ & m) {
         },
         py::arg("context"), py::arg("n_tokens"),
         "Return the bytes that compute buffers for graphs of this size take of each device, by its name.");
-    m.def(
-        "set_graph_tokens",
-        [](const py::object & context, int n_tokens) {
-            auto * const                 ctx = known_context(context);
-            const py::gil_scoped_release release;
-            spac::set_graph_tokens(ctx, n_tokens);
-        },
-        py::arg("context"), py::arg("n_tokens"), "Make compute buffers for graphs of this size.");
     m.def("draft_types", &spac::draft_types, "Return the names of the draft types that llama.cpp knows.");
-    m.def("needs_draft_context", &spac::needs_draft_context, py::arg("draft_type"));
-    m.def(
-        "set_common_verbosity", &spac::set_common_verbosity, py::arg("level"),
-        "Choose messages of llama.cpp's common library on stderr: -1 none (the default), 1 errors, 2 warnings, 5 all.");
 }

@@ -1,7 +1,6 @@
 // Bindings of the slot table and of the residency steps by themselves. Property tests use them, and so do programs that
 // replay recorded demand without a device.
 #include "bindings/bindings.h"
-#include "core/copy_runs.h"
 #include "core/error.h"
 #include "core/pinned_ranges.h"
 #include "core/residency.h"

@@ -11,21 +11,17 @@
 #include <string>
 #include <vector>
 
-void bind_library(pybind11::module_ & m);
 void bind_llama(pybind11::module_ & m);
 void bind_kernels(pybind11::module_ & m);
-void bind_errors(pybind11::module_ & m);
 void bind_devices(pybind11::module_ & m);
 void bind_remote(pybind11::module_ & m);
 void bind_trace(pybind11::module_ & m);
-void bind_huge_pages(pybind11::module_ & m);
-void bind_threads(pybind11::module_ & m);
+void bind_machine(pybind11::module_ & m);
 void bind_experts(pybind11::module_ & m);
 void bind_tap(pybind11::module_ & m);
 void bind_slot_table(pybind11::module_ & m);
 void bind_logistic(pybind11::module_ & m);
-void bind_chat_format(pybind11::module_ & m);
-void bind_projector(pybind11::module_ & m);
+void bind_prompts(pybind11::module_ & m);
 void bind_session(pybind11::module_ & m);
 void bind_parallel(pybind11::module_ & m);
 
@@ -40,6 +36,11 @@ const int32_t * int32_data(const pybind11::object & object, const char * name, c
 // Returns the tokens in a one-dimensional int32 array, or in any sequence of integers. Throws InputError for anything
 // else.
 std::vector<int32_t> token_list(const pybind11::object & object, const char * name);
+
+// Returns an array with a copy of the numbers.
+template <typename T> pybind11::array_t<T> copy_of(const std::vector<T> & numbers) {
+    return pybind11::array_t<T>(static_cast<pybind11::ssize_t>(numbers.size()), numbers.data());
+}
 
 // Returns a read-only array on data that `owner` keeps alive.
 pybind11::array_t<int32_t> int32_view(const int32_t * data, const Shape & shape, const pybind11::object & owner);

@@ -1,4 +1,4 @@
-#include "bindings/session_config.h"
+#include "bindings/session_holder.h"
 
 #include "bindings/bindings.h"
 

@@ -1,4 +1,4 @@
-#include "bindings/session_events.h"
+#include "bindings/session_holder.h"
 
 #include "bindings/bindings.h"
 
@@ -86,14 +86,14 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
     if (const auto callback = find("draft_end")) {
         result.draft_end = [callback](const std::vector<int32_t> & draft, int64_t ns, const DraftRoutes * routes) {
             const py::gil_scoped_acquire acquire;
-            callback(DraftEnd{py::array_t<int32_t>(static_cast<py::ssize_t>(draft.size()), draft.data()), ns,
-                              of_routes(routes, &DraftRoutes::ids), of_routes(routes, &DraftRoutes::shares)});
+            callback(DraftEnd{copy_of(draft), ns, of_routes(routes, &DraftRoutes::ids),
+                              of_routes(routes, &DraftRoutes::shares)});
         };
     }
     if (const auto callback = find("verify_layer")) {
         result.verify_layer = [callback](int layer, const std::vector<int32_t> & demand) {
             const py::gil_scoped_acquire acquire;
-            callback(VerifyLayer{layer, py::array_t<int32_t>(static_cast<py::ssize_t>(demand.size()), demand.data())});
+            callback(VerifyLayer{layer, copy_of(demand)});
         };
     }
     if (const auto callback = find("verify_end")) {

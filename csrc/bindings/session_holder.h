@@ -2,10 +2,10 @@
 #pragma once
 
 #include "bindings/bindings.h"
-#include "bindings/session_events.h"
 #include "core/home_process.h"
 #include "session/session.h"
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +23,33 @@ inline pybind11::dict cached_dict(const Session::Cached & cached) {
     stats["n_stored"]   = cached.n_stored;
     stats["n_recalled"] = cached.n_recalled;
     return stats;
+}
+
+// Fills `config` in from keyword arguments, which have llama.cpp's names. Throws InputError for an unknown one, with a
+// list of those known, and for a value of the wrong type.
+void apply_keywords(const pybind11::dict & keywords, SessionConfig & config);
+
+// Returns the sampling parameters that the keyword arguments describe. Those that are not given have their defaults.
+// Throws InputError as apply_keywords() does.
+SamplingConfig sampling_config(const pybind11::dict & keywords);
+
+using Callbacks = std::map<std::string, pybind11::object>; // by event
+
+// Throws InputError for an unknown event, with a list of those known. Throws it also for a callback that is neither
+// None nor callable.
+void check_callback(const std::string & event, const pybind11::object & callback);
+
+// Returns listeners for the events in `callbacks`. Other events cost nothing. The listeners take the GIL, and borrow
+// the callbacks.
+Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes = false);
+
+void bind_session_events(pybind11::module_ & m);
+
+// Returns (chosen[n], top_ids[n, n_top], top[n, n_top]).
+inline pybind11::tuple arrays_of(const TokenProbabilities & found) {
+    const Shape shape = {static_cast<pybind11::ssize_t>(found.chosen.size()), found.n_top};
+    return pybind11::make_tuple(copy_of(found.chosen), pybind11::array_t<int32_t>(shape, found.top_ids.data()),
+                                pybind11::array_t<float>(shape, found.top.data()));
 }
 
 // A session and the Python objects that it needs: the owner of the contexts, and the callbacks. T is Session or

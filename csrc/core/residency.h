@@ -16,7 +16,6 @@
 #pragma once
 
 #include "core/mask.h"
-#include "core/plan.h"
 #include "core/slot_table.h"
 
 #include <memory>

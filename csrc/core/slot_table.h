@@ -7,14 +7,25 @@
 // every expert of its layers exactly.
 #pragma once
 
-#include "core/plan.h"
-
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <vector>
 
 namespace spac {
+
+// The plan: what a scheduler wants of the slots. It is a value type of shape [L, N], where N is the largest number of
+// experts of a layer.
+struct Plan {
+    int                  n_layer  = 0;
+    int                  n_expert = 0;
+    std::vector<int32_t> priority;  // [L * N], higher is wanted more
+    std::vector<int32_t> threshold; // [L], an expert is wanted when its priority reaches its layer's threshold
+
+    int32_t of(int il, int expert) const { return priority[static_cast<size_t>(il) * n_expert + expert]; }
+    bool    wants(int il, int expert) const { return of(il, expert) >= threshold[il]; }
+};
 
 struct ExpertId {
     int  layer;
@@ -108,5 +119,18 @@ int slots_per_tensor(int64_t blocks_per_slot);
 // Returns the largest number of slots for which `share_out` gives no pool more than its limit, or all experts if they
 // fit.
 int most_slots(const std::vector<int> & limits, const std::vector<SlotTable::Layer> & layers);
+
+// Finds where the experts of a layer come from when all of them are wanted side by side on the device. Those with a
+// slot are copied there, the others come over the link. A run has the neighbours that one copy moves.
+struct CopyRun {
+    int first;
+    int count;
+    int slot; // slot of the first, which the others' follow; -1: over the link
+};
+
+// Returns the runs that make up experts 0, 1, … in order. `slot_of[e]` is -1 if an expert has none. An expert has
+// `expert_bytes` of the weight that is copied. The link moves `copy_bytes` in the time that one more copy takes. So
+// residents come over the link too where that is no slower than the copies that it saves.
+std::vector<CopyRun> copy_runs(const std::vector<int32_t> & slot_of, size_t expert_bytes, size_t copy_bytes);
 
 } // namespace spac

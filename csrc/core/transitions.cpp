@@ -1,4 +1,4 @@
-#include "core/transitions.h"
+#include "core/logistic.h"
 
 #include <algorithm>
 #include <cstddef>

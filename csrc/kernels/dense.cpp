@@ -1,4 +1,4 @@
-#include "kernels/dense.h"
+#include "kernels/rows.h"
 
 #include "ggml-cpu.h"
 #include "ggml-cpu/ggml-cpu-impl.h"

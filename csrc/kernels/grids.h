@@ -3,7 +3,7 @@
 // on.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "kernels/rows.h"
 #include "kernels/tile.h"
 
 #ifdef SPAC_LANES_ONE

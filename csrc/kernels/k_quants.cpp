@@ -1,5 +1,5 @@
 // Kernels of q4_K, q5_K and q6_K: 256 weights with a scale for every 32 or 16, times q8_K.
-#include "kernels/kernels.h"
+#include "kernels/rows.h"
 #include "kernels/tile.h"
 
 #ifdef SPAC_LANES_ONE

@@ -1,5 +1,5 @@
 // Kernels of q2_K, q3_K and iq4_xs: 256 weights of few bits with small scales, times q8_K.
-#include "kernels/kernels.h"
+#include "kernels/rows.h"
 #include "kernels/tile.h"
 
 #ifdef SPAC_LANES_ONE

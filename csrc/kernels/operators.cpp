@@ -1,6 +1,5 @@
 // Answers ggml's mul_mat and mul_mat_id (patches/0005-cpu-share-unpacking.patch): finds the rows in the operator's
 // tensors, and shares them out among the threads.
-#include "kernels/quantize.h"
 #include "kernels/rows.h"
 #include "kernels/shares.h"
 

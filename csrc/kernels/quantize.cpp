@@ -1,4 +1,4 @@
-#include "kernels/quantize.h"
+#include "kernels/rows.h"
 
 #include "kernels/lanes.h"
 

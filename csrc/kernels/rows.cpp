@@ -1,12 +1,37 @@
-// Multiplies rows in ggml's own way.
+// Multiplies rows in ggml's own way, and keeps the ways that were chosen, for the whole process.
 #include "kernels/rows.h"
 
 #include "ggml-cpu.h"
 #include "ggml.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
 
 namespace spac::kernels {
+namespace {
+
+std::atomic<bool> on{[] {
+    const char * setting = std::getenv("SPAC_CPU_KERNELS"); // spac/env.py
+    return setting == nullptr || std::strcmp(setting, "0") != 0;
+}()};
+
+bool has(const Kernel & kernel, Way way) { return way == Way::ggml || kernel.dot[static_cast<size_t>(way)] != nullptr; }
+
+// Threads that compute read the choice for a type in one go.
+struct Kept {
+    Choice choice;
+    bool   known = false;
+};
+static_assert(std::atomic<Kept>::is_always_lock_free);
+
+std::atomic<Kept> & kept(int type) {
+    static std::array<std::atomic<Kept>, GGML_TYPE_COUNT> table{};
+    return table[static_cast<size_t>(type)];
+}
+
+} // namespace
 
 void multiply_by_pairs(const Rows & it, int type) {
     constexpr int64_t chunk   = 16; // rows of weights that stay in a cache for all rows of input
@@ -20,5 +45,31 @@ void multiply_by_pairs(const Rows & it, int type) {
         }
     }
 }
+
+Choice choice(int type) {
+    Kept found = kept(type).load(std::memory_order_relaxed);
+    if (!found.known) {
+        const Kernel & kernel = trusted_kernel(type);
+        const Way      widest = has(kernel, Way::two) ? Way::two : has(kernel, Way::one) ? Way::one : Way::ggml;
+        found                 = {{widest == Way::two ? Way::two : Way::ggml, widest, false}, true};
+        kept(type).store(found, std::memory_order_relaxed);
+    }
+    return found.choice;
+}
+
+void choose(int type, Choice wanted) {
+    for (Way * way : {&wanted.one, &wanted.several}) {
+        *way = has(trusted_kernel(type), *way) ? *way : Way::ggml;
+    }
+    kept(type).store({wanted, true}, std::memory_order_relaxed);
+}
+
+bool computes_dense(int type, int64_t n_inputs) {
+    const Dense theirs = n_inputs > 1 ? dense_kernels(type) : Dense::none;
+    return theirs == Dense::none || (theirs == Dense::equal && choice(type).dense);
+}
+
+void enable(bool yes) { on = yes; }
+bool enabled() { return on.load(std::memory_order_relaxed); }
 
 } // namespace spac::kernels

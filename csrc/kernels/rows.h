@@ -44,7 +44,7 @@ struct Kernel {
 // Returns the kernel of a ggml_type. A way is null where there is none, or where its results are not ggml's on this
 // machine: each is compared with ggml's own before it is used for the first time. `block` is 0 if all are null.
 const Kernel & trusted_kernel(int type);
-bool           quantization_is_trusted(); // the same for quantize.h
+bool           quantization_is_trusted(); // the same for quantize_q8_K()
 
 // Return all kernels for this processor, and those of them that are used, by ggml's names.
 std::vector<std::string> kernel_names();
@@ -58,7 +58,7 @@ int type_named(const std::string & name);
 struct Choice {
     Way one = Way::ggml, several = Way::ggml; // for one row of input, and for more
     // The way for several rows also computes dense matrices where ggml has kernels of its own for these, whose results
-    // are the same (dense.h).
+    // are the same (multiply_dense).
     bool dense = false;
 };
 Choice choice(int type);
@@ -71,5 +71,28 @@ bool computes_dense(int type, int64_t n_inputs);
 // off, ggml computes every pair.
 void enable(bool on);
 bool enabled();
+
+// ggml's own kernels for a dense matrix and several rows of input (llamafile's), which it has for some types.
+enum class Dense : uint8_t {
+    none,      // ggml has no such kernels for the type
+    equal,     // their results are those of ggml's products of pairs on this machine, bit for bit
+    different, // they are not
+};
+Dense dense_kernels(int type);
+
+// Computes rows by them. Rows of input lie one behind another, and so do rows of results. Returns false where ggml has
+// none for the type or for this number of rows of input.
+bool multiply_dense(const Rows & rows, int type);
+
+// Quantizes a row of inputs to q8_K; n is a multiple of 256. Leaves the bytes in y that ggml's own code for x86 leaves:
+// that code has no fused multiply-add, and leaves the sums of a block of zeros as they were. Works only where there are
+// kernels.
+void quantize_q8_K(const float * x, void * y, int64_t n);
+
+// All kernels, by ggml's names of types.
+extern const Kernel q4_K, q5_K, q6_K;
+extern const Kernel q2_K, q3_K, iq4_xs;
+extern const Kernel q8_0, q4_0, q5_0, iq4_nl, mxfp4, nvfp4, q4_1, q5_1;
+extern const Kernel iq3_xxs, iq2_xxs, iq2_xs, iq2_s, iq3_s, iq1_s, iq1_m;
 
 } // namespace spac::kernels

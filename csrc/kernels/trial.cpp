@@ -1,6 +1,6 @@
 #include "kernels/trial.h"
 
-#include "kernels/dense.h"
+#include "kernels/rows.h"
 
 #include "ggml-cpu.h"
 #include "ggml.h"

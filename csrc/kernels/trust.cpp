@@ -1,10 +1,8 @@
 // Finds the kernels that are used: those that give ggml's results on this machine, in this build. Compilers may fuse a
 // product and a sum in ggml's code that they did not fuse where a kernel was written. Then the kernel is not used, and
 // nothing else changes.
-#include "kernels/dense.h"
-#include "kernels/kernels.h"
 #include "kernels/lanes.h"
-#include "kernels/quantize.h"
+#include "kernels/rows.h"
 
 #include "ggml-cpu.h"
 #include "ggml.h"

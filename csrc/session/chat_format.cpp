@@ -4,7 +4,7 @@
 #include "core/error.h"
 #include "llama.h"
 #include "session/big_stack.h"
-#include "session/common_log.h"
+#include "session/session.h"
 
 #include <algorithm>
 
@@ -243,7 +243,6 @@ void ChatPrompt::constrain(common_params_sampling & params, int reasoning_budget
 }
 
 ChatTemplates::ChatTemplates(const void * model, const std::string & source) {
-    silence_common_at_first();
     const auto * loaded_model = static_cast<const llama_model *>(model);
     if (loaded_model == nullptr) {
         throw InputError("chat templates need a model, got a null pointer");

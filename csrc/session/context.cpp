@@ -3,7 +3,7 @@
 #include "../src/llama-context.h" // for n_outputs_max, which no public function returns
 #include "core/error.h"
 #include "session/interrupt.h"
-#include "session/remote_layers.h"
+#include "session/llama_models.h"
 
 #include <algorithm>
 #include <cmath>

@@ -115,10 +115,6 @@ std::vector<std::string> draft_types() {
     return names;
 }
 
-bool needs_draft_context(const std::string & type) {
-    return uses_draft_context(common_speculative_type_from_name(type));
-}
-
 bool drafts_itself(const DraftConfig & config) {
     const bool self = std::find(config.types.begin(), config.types.end(), self_type) != config.types.end();
     if (self && config.types.size() > 1) {

@@ -5,7 +5,6 @@
 #include "json-schema-to-grammar.h"
 #include "json.h"
 #include "session/big_stack.h"
-#include "session/grammar_work.h"
 
 #include <algorithm>
 #include <cstring>

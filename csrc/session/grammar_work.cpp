@@ -1,4 +1,4 @@
-#include "session/grammar_work.h"
+#include "session/grammar.h"
 
 #include "../src/llama-grammar.h"
 #include "core/error.h"

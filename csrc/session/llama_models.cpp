@@ -1,10 +1,13 @@
 #include "session/llama_models.h"
 
-#include "backend/device/abort_guard.h"
+#include "../src/llama-model.h" // for a model's devices, which no public function returns
+#include "backend/experts/experts.h"
+#include "backend/remote/remote_servers.h"
+#include "backend/split/thread_pool.h"
 #include "core/error.h"
+#include "ggml.h"
 #include "llama.h"
-#include "session/llama_params.h"
-#include "session/remote_layers.h"
+#include "log.h"
 
 #include <algorithm>
 #include <array>
@@ -38,7 +41,11 @@ void check_servers(const llama_context * ctx) {
 
 } // namespace
 
-void start_llama() { llama_backend_init(); }
+// Errors of the common library, which logs to stderr, reach the caller as exceptions anyway.
+void start_llama() {
+    llama_backend_init();
+    common_log_set_verbosity_thold(-1);
+}
 
 void log_to(LogCallback callback) {
     llama_log_set([](ggml_log_level level, const char * text,
@@ -233,6 +240,38 @@ void synchronize(Address context) {
     check_servers(context_at(context));
 }
 
-void clear_memory(Address context) { llama_memory_clear(llama_get_memory(context_at(context)), true); }
+std::uintptr_t llama_decode_address() { return reinterpret_cast<std::uintptr_t>(&llama_decode); }
+
+std::string ggml_version_text() { return ggml_version(); }
+
+std::string system_info() { return llama_print_system_info(); }
+
+void attach_pool(Address context, const ThreadPool & pool) {
+    llama_attach_threadpool(context_at(context), pool.get(), pool.get());
+}
+
+std::string remote_loss_of(const llama_context * ctx) {
+    for (const auto & device : llama_get_model(ctx)->devices) {
+        if (std::string loss = remote_loss(device.dev); !loss.empty()) {
+            return loss;
+        }
+    }
+    return "";
+}
+
+std::vector<uint8_t> sequence_state(Address context, int sequence) {
+    auto * const         ctx = context_at(context);
+    std::vector<uint8_t> state(llama_state_seq_get_size(ctx, sequence));
+    if (llama_state_seq_get_data(ctx, state.data(), state.size(), sequence) != state.size()) {
+        state.clear();
+    }
+    return state;
+}
+
+bool set_sequence_state(Address context, int sequence, const uint8_t * state, size_t n_bytes) {
+    auto * const ctx = context_at(context);
+    llama_memory_seq_rm(llama_get_memory(ctx), sequence, -1, -1);
+    return n_bytes == 0 || llama_state_seq_set_data(ctx, state, n_bytes, sequence) == n_bytes;
+}
 
 } // namespace spac

@@ -2,15 +2,26 @@
 // that the library refused; its log tells the reason.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+struct ggml_backend_buffer_type;
+struct llama_context;
+struct llama_context_params;
+struct llama_model_kv_override;
+struct llama_model_params;
+struct llama_model_tensor_buft_override;
+
 namespace spac {
+
+class ThreadPool;
 
 using Address = std::uintptr_t;
 
@@ -74,6 +85,61 @@ int decode(Address context, const std::vector<int32_t> & tokens, int position, b
 // Returns the logits of the last batch, and the number of columns. Throws InputError if there are none.
 std::pair<const float *, int> logits(Address context);
 void                          synchronize(Address context);
-void                          clear_memory(Address context);
+
+// Returns the address of llama_decode, as calls from inside the library reach it. Tests ask whether everybody in the
+// process uses the same llama.cpp.
+std::uintptr_t llama_decode_address();
+
+// Return ggml's version, and llama.cpp's system information: the instruction sets and backends compiled in.
+std::string ggml_version_text();
+std::string system_info();
+
+// Makes a context compute its graphs on the CPU with a pool, which has to live as long as the context. Contexts that
+// compute in turns share one pool, because the threads of a second pool would still look for work while those of the
+// first compute.
+void attach_pool(Address context, const ThreadPool & pool);
+
+// Returns why a server of the context's model is lost; empty if none is. Results that were computed since are void.
+std::string remote_loss_of(const llama_context * ctx);
+
+// Returns what the memory holds of a sequence, as bytes that a file can keep; nothing if the library cannot.
+std::vector<uint8_t> sequence_state(Address context, int sequence);
+// Replaces what the memory holds of a sequence; with no bytes, it holds nothing. Returns false if the library refuses
+// the state. Then it is unknown what the memory holds.
+bool set_sequence_state(Address context, int sequence, const uint8_t * state, size_t n_bytes);
+
+// Set parameters of models and contexts, by the names of their fields (llama_params.cpp). Throw InputError for an
+// unknown one, with a list of those known, and for a value that it cannot have.
+void set_fields(const Fields & fields, llama_model_params & params);
+void set_fields(const Fields & fields, llama_context_params & params);
+
+// Returns entries for llama_model_params.kv_overrides. The last one has an empty key.
+std::vector<llama_model_kv_override> entries_of(const Overrides & overrides);
+
+// The entries of llama_model_params.tensor_buft_overrides for layers whose experts lie elsewhere than their dense
+// weights: in another device's store, or on an RPC server. ggml's scheduler computes what reads them there. It has to
+// live until the model is loaded.
+class SlotLayers {
+  public:
+    SlotLayers();
+    ~SlotLayers();
+    SlotLayers(const SlotLayers &)             = delete;
+    SlotLayers & operator=(const SlotLayers &) = delete;
+
+    // Gives the experts of these layers to a device. Throws InputError for an unknown device.
+    void add(const std::string & device, const std::vector<int> & layers);
+    // Puts the experts of these layers into the store of a remote device (RemoteDevice::store).
+    void add_remote(std::uintptr_t store, const std::vector<int> & layers);
+    // Keeps the output matrix in host memory.
+    void keep_output();
+    // Returns the address of the entries, which add() changes.
+    std::uintptr_t address() const;
+
+  private:
+    void put(const std::string & pattern, ggml_backend_buffer_type * memory);
+
+    std::list<std::string>                        patterns_; // whose addresses the entries have
+    std::vector<llama_model_tensor_buft_override> entries_;  // with an empty one at the end
+};
 
 } // namespace spac

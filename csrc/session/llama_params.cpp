@@ -1,6 +1,10 @@
-#include "session/llama_params.h"
+#include "session/llama_models.h"
 
+#include "backend/wrapper/device.h"
 #include "core/error.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "llama.h"
 
 #include <cstring>
 #include <limits>
@@ -123,6 +127,17 @@ template <size_t N> void copy(const std::string & text, char (&to)[N]) {
     std::memcpy(to, text.c_str(), text.size() + 1);
 }
 
+constexpr const char * weights = "(weight|bias)$";
+
+// Returns the beginning of a pattern of the names of these layers' experts.
+std::string experts_of(const std::vector<int> & layers) {
+    std::string numbers;
+    for (const int layer : layers) {
+        numbers += (numbers.empty() ? "" : "|") + std::to_string(layer);
+    }
+    return "^blk\\.(" + numbers + ")\\.ffn_(up|down|gate|gate_up)_(ch)?exps\\.";
+}
+
 } // namespace
 
 void set_fields(const Fields & fields, llama_model_params & params) {
@@ -175,5 +190,32 @@ const std::map<std::string, int> & llama_constants() {
     };
     return constants;
 }
+
+SlotLayers::SlotLayers() : entries_{{nullptr, nullptr}} {}
+
+SlotLayers::~SlotLayers() = default;
+
+void SlotLayers::add(const std::string & device, const std::vector<int> & layers) {
+    auto * const memory = ggml_backend_dev_buffer_type(static_cast<ggml_backend_dev_t>(device_handle(device)));
+    if (!layers.empty()) {
+        put(experts_of(layers) + weights, expert_memory(device));
+        put(experts_of(layers), memory); // tables of one number per expert
+    }
+}
+
+void SlotLayers::add_remote(std::uintptr_t store, const std::vector<int> & layers) {
+    if (!layers.empty()) { // tables stay with the layers
+        put(experts_of(layers) + weights, ggml_backend_dev_buffer_type(reinterpret_cast<ggml_backend_dev_t>(store)));
+    }
+}
+
+void SlotLayers::keep_output() { put("^(output|token_embd)", ggml_backend_cpu_buffer_type()); }
+
+void SlotLayers::put(const std::string & pattern, ggml_backend_buffer_type_t memory) {
+    patterns_.push_back(pattern);
+    entries_.insert(entries_.end() - 1, {patterns_.back().c_str(), memory});
+}
+
+std::uintptr_t SlotLayers::address() const { return reinterpret_cast<std::uintptr_t>(entries_.data()); }
 
 } // namespace spac

@@ -1,8 +1,8 @@
 #include "session/parallel.h"
 
-#include "session/common_log.h"
 #include "session/draft_types.h"
 #include "session/parallel_impl.h"
+#include "session/session.h"
 
 #include <algorithm>
 #include <string>
@@ -16,7 +16,6 @@ ParallelSession::Impl::Impl(const SessionConfig & config, bool is_separate)
                              : std::make_shared<Trace>()),
       ctx(Context::checked_target(config.target_ctx)), separate(is_separate), places(ctx), prompt_graph(ctx),
       experts(config.experts), demand(config.experts), cache(config.prompt_cache_bytes), batch(ctx) {
-    silence_common_at_first();
     if (Context::has_recurrent_model(ctx)) {
         throw InputError("the target's memory is recurrent: several sequences need one that can go back to any token");
     }

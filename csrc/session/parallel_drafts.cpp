@@ -1,4 +1,4 @@
-#include "session/parallel_drafts.h"
+#include "session/parallel_impl.h"
 
 #include "session/draft_types.h"
 #include "session/interrupt.h"

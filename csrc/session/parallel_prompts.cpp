@@ -6,30 +6,6 @@
 
 namespace spac {
 
-namespace {
-
-// Tokens at a prompt's end whose routes are shown to the listener, as a Session does.
-constexpr int route_tokens = 32;
-
-// While it lives, the experts note the routes of a graph's last `n` tokens; 0 for none.
-class NotedTail {
-  public:
-    NotedTail(Experts * experts, int n) : experts_(n > 0 ? experts : nullptr) { set(n); }
-    ~NotedTail() { set(0); }
-    NotedTail(const NotedTail &)             = delete;
-    NotedTail & operator=(const NotedTail &) = delete;
-
-  private:
-    void set(int n) {
-        if (experts_ != nullptr) {
-            experts_->set_tail_tokens(n);
-        }
-    }
-    Experts * experts_;
-};
-
-} // namespace
-
 void ParallelSession::Impl::evaluate_prompts(const PlaceList & taking, int n_prompt) {
     const auto start = Clock::now();
     while (n_prompt > 0) {
@@ -60,7 +36,7 @@ void ParallelSession::Impl::evaluate_prompts(const PlaceList & taking, int n_pro
             experts->show_tail(0, 0);
         }
     }
-    result.prefill_ns = since(start);
+    result.prefill_ns = ns_since(start);
 }
 
 // Chooses the size of the next graphs and fills the batch. Returns whose pieces it has.
@@ -112,7 +88,7 @@ std::vector<Tail> ParallelSession::Impl::evaluate_pieces(const PlaceList & membe
         contexts.push_back(&place->target);
         // The batch has all that is pending, but of the last prompt.
         if (const int n = place->sequence.n_pending(); n <= n_left) {
-            const int n_shown = std::min(route_tokens, n);
+            const int n_shown = std::min(NotedTail::route_tokens, n);
             n_left -= n;
             tails.push_back({n_left + n_shown, n_shown});
         }

@@ -1,6 +1,6 @@
 // A step of several sequences from its turns to its report, and calls of several steps.
 #include "session/parallel_impl.h"
-#include "session/step_run.h"
+#include "session/session_impl.h"
 
 #include <algorithm>
 #include <string>

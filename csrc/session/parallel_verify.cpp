@@ -33,7 +33,7 @@ void ParallelSession::Impl::draft(const PlaceList & taking) {
             scope.span.count += static_cast<int32_t>(each.draft->size());
         }
     }
-    result.batch.draft_ns = since(start);
+    result.batch.draft_ns = ns_since(start);
     if (listeners.draft_end) {
         std::vector<int32_t> all;
         for (const auto * const place : taking) {
@@ -102,7 +102,7 @@ void ParallelSession::Impl::verify(const PlaceList & members) {
             return;
         }
     }
-    result.batch.verify_ns += since(start);
+    result.batch.verify_ns += ns_since(start);
     result.batch.n_verified += batch.size();
     const auto sampling = Clock::now();
     int        row      = 0;
@@ -115,7 +115,7 @@ void ParallelSession::Impl::verify(const PlaceList & members) {
     for (size_t i = 0; i < counts.size(); ++i) {
         members[i]->experts = counts[i];
     }
-    result.batch.sample_ns += since(sampling);
+    result.batch.sample_ns += ns_since(sampling);
 }
 
 void ParallelSession::Impl::sample(Place & place, int first_row) {

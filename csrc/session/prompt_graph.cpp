@@ -47,7 +47,7 @@ int PromptGraph::choose(int n_pending, const std::function<int(int, int)> & wish
 }
 
 bool PromptGraph::fails() {
-    failing_ = graph_ > small_ ? graph_ : 0;
+    failing_ = is_large() ? graph_ : 0;
     return failing_ > 0;
 }
 

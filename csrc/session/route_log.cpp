@@ -1,4 +1,4 @@
-#include "session/route_log.h"
+#include "session/speculator.h"
 
 #include <algorithm>
 

@@ -1,7 +1,6 @@
 #include "session/sampler.h"
 
 #include "session/grammar.h"
-#include "session/grammar_work.h"
 
 #include <climits>
 #include <cmath>

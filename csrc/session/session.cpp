@@ -1,12 +1,10 @@
 #include "session/session.h"
 
-#include "session/clock.h"
-#include "session/common_log.h"
+#include "backend/device/timer.h"
 #include "session/draft_types.h"
 #include "session/graph_size.h"
 #include "session/sampler.h"
 #include "session/session_impl.h"
-#include "session/step_run.h"
 
 #include <algorithm>
 
@@ -34,9 +32,9 @@ Context checked_target(const SessionConfig & config) {
 
 Session::Impl::Impl(const SessionConfig & config)
     : trace(trace_of(config)), experts(config.experts), projector(config.projector), target(checked_target(config)),
-      sequence(target), verifier(target, config.experts, config.sampling, interrupt, *trace),
-      cache(config.prompt_cache_bytes), batch(target.get()), checkpoint_step(config.checkpoint_step) {
-    silence_common_at_first();
+      sequence(target), prompt_graph(target.get()),
+      verifier(target, config.experts, config.sampling, interrupt, *trace), cache(config.prompt_cache_bytes),
+      batch(target.get()), checkpoint_step(config.checkpoint_step) {
     if (config.draft_experts && config.draft_experts == config.experts) {
         throw InputError("the draft's experts are the target's own: load the draft model beside it");
     }
@@ -59,16 +57,15 @@ Session::Impl::Impl(const SessionConfig & config)
     target.check_rows(target.n_batch(), draft_max + 1);
     verifier.set_step_tokens(draft_max + 1);
     interrupt.attach(target.get());
-    small_graph = graph = target.n_ubatch();
     if (config.experts) {
-        config.experts->set_staged_tokens(small_graph);
+        config.experts->set_staged_tokens(prompt_graph.small());
     }
 }
 
 Session::Impl::~Impl() {
     speculator.reset();
     try {
-        set_graph_tokens(target.get(), small_graph);
+        set_graph_tokens(target.get(), prompt_graph.small());
     } catch (const std::exception &) { // the context keeps its larger graphs
     }
     interrupt.detach(target.get());
@@ -93,7 +90,7 @@ void Session::Impl::draft() {
     } else if (speculator) {
         speculator->pass();
     }
-    result.draft_ns  = since(start);
+    result.draft_ns  = ns_since(start);
     result.n_drafted = static_cast<int>(drafted.size());
     if (listeners.draft_end) {
         listeners.draft_end(drafted, result.draft_ns, speculator ? speculator->routes() : nullptr);
@@ -287,5 +284,31 @@ int Session::n_past() const { return impl_->target.n_past(); }
 int Session::n_ctx() const { return impl_->target.n_ctx(); }
 
 std::vector<int32_t> Session::tokens() const { return impl_->sequence.tokens(); }
+
+bool StepTimer::goes_on() {
+    const int64_t now = ns_since(start_);
+    longest_          = std::max(longest_, now - before_);
+    before_           = now;
+    return ++n_steps_ < run_.n_most && static_cast<double>(now + longest_) <= run_.seconds * 1e9;
+}
+
+void add(Step & sum, const Step & next) {
+    sum.tokens.insert(sum.tokens.end(), next.tokens.begin(), next.tokens.end());
+    sum.n_drafted += next.n_drafted;
+    sum.n_accepted += next.n_accepted;
+    sum.n_verified += next.n_verified;
+    sum.n_steps += next.n_steps;
+    sum.draft_ns += next.draft_ns;
+    sum.verify_ns += next.verify_ns;
+    sum.sample_ns += next.sample_ns;
+    sum.reason      = next.reason;
+    sum.demand      = next.demand;
+    sum.n_layer     = next.n_layer;
+    sum.n_expert    = next.n_expert;
+    sum.layer_costs = next.layer_costs;
+    sum.n_uploads += next.n_uploads;
+    sum.upload_bytes += next.upload_bytes;
+    sum.upload_ns += next.upload_ns;
+}
 
 } // namespace spac

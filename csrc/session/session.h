@@ -257,12 +257,6 @@ class Session {
 std::optional<std::string> vocab_mismatch(const void * target_model, const void * draft_model);
 
 // Returns the draft types that llama.cpp knows, and spac's own, with which the target drafts for itself.
-// needs_draft_context() tells which of them need a draft context.
 std::vector<std::string> draft_types();
-bool                     needs_draft_context(const std::string & type);
-
-// Sets which messages of llama.cpp's common library go to stderr: -1 none (the default), 1 errors, 2 warnings, 3
-// information, 5 all.
-void set_common_verbosity(int level);
 
 } // namespace spac

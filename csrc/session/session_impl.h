@@ -1,9 +1,11 @@
 // The parts of a Session: session.cpp has its calls and the steps, session_prompt.cpp evaluates prompts.
 #pragma once
 
+#include "backend/device/timer.h"
 #include "session/context.h"
 #include "session/interrupt.h"
 #include "session/prompt_cache.h"
+#include "session/prompt_graph.h"
 #include "session/sequence.h"
 #include "session/session.h"
 #include "session/speculator.h"
@@ -21,9 +23,6 @@ struct Session::Impl {
     void evaluate_prompt(const Progress & progress = {});
     void evaluate_piece();
     void evaluate_text();
-    void end_tail();
-    void choose_graph(int n_failed);
-    bool takes_smaller_graphs();
     int  next_piece() const;
     // Returns the speculator if this sequence is drafted, else null.
     Speculator * drafting() const { return sequence.has_images() ? nullptr : speculator.get(); }
@@ -41,6 +40,7 @@ struct Session::Impl {
     Interrupt                          interrupt; // declared before the contexts, so that it outlives their use of it
     Context                            target;
     Sequence                           sequence;
+    PromptGraph                        prompt_graph;
     Verifier                           verifier;
     std::unique_ptr<Speculator>        speculator;
     PromptCache                        cache;
@@ -56,9 +56,24 @@ struct Session::Impl {
     int              draft_max       = 0;
     int              checkpoint_step = 0;
     int              n_reused        = 0;
-    int              small_graph     = 0; // tokens of the target's graphs when the session was made
-    int              graph           = 0; // tokens of the next graph of the current prompt
-    int              failed_graph    = 0; // tokens of the smallest graph that had no memory in this prompt; 0: none
 };
+
+// Says whether a further step of a call is sure to end in time, as long as it takes no longer than the longest before.
+class StepTimer {
+  public:
+    explicit StepTimer(const StepRun & run) : run_(run) {}
+    // Call this after each step.
+    bool goes_on();
+
+  private:
+    StepRun           run_;
+    Clock::time_point start_   = Clock::now();
+    int64_t           before_  = 0; // time of the steps before the last one
+    int64_t           longest_ = 0;
+    int               n_steps_ = 0;
+};
+
+// Adds the tokens, counts and times of the next step of a call. What a step only has at its end is the next one's.
+void add(Step & sum, const Step & next);
 
 } // namespace spac

@@ -1,4 +1,3 @@
-#include "session/graph_size.h"
 #include "session/session_impl.h"
 
 #include <algorithm>
@@ -14,17 +13,13 @@ constexpr int tail_tokens = 8;
 constexpr int checkpoint_gap = 64;
 // The tokens of a piece of several small graphs. Between pieces, a call can be stopped, and its progress is reported.
 constexpr int piece_tokens = 2048;
-// Large graphs are planned for multiples of so many tokens, so that prompts of similar length share the buffers.
-constexpr int graph_step = 256;
-// Tokens at a prompt's end whose routes are shown to the listener: enough for a scheduler to see what comes now.
-constexpr int route_tokens = 32;
 
 } // namespace
 
 // Evaluates the part of the history that the target's memory lacks, in pieces that both contexts can take.
 void Session::Impl::evaluate_prompt(const Progress & progress) {
-    failed_graph = 0;
-    has_tail     = false;
+    prompt_graph.begin();
+    has_tail = false;
     while (sequence.n_pending() > 0) {
         interrupt.raise_if_stopped();
         evaluate_piece();
@@ -54,13 +49,13 @@ void Session::Impl::evaluate_piece() {
         scope.span.count = target.n_past() - pos;
         return;
     }
-    choose_graph(0);
     while (true) {
+        prompt_graph.choose(sequence.n_pending(), listeners.prompt_graph);
         try {
             evaluate_text();
             break;
         } catch (const MemoryError &) {
-            if (!takes_smaller_graphs()) {
+            if (!prompt_graph.fails()) {
                 throw;
             }
         }
@@ -77,65 +72,18 @@ void Session::Impl::evaluate_text() {
     batch.clear();
     sequence.add_pending(batch, next_piece());
     has_tail = experts && listeners.prompt_tail && sequence.n_pending() == batch.size();
-    if (has_tail) {
-        experts->set_tail_tokens(route_tokens);
-    }
-    try {
-        SpanScope scope(*trace, Activity::prefill);
-        scope.span.count = batch.size();
-        target.decode(batch, interrupt);
-    } catch (...) {
-        end_tail();
-        throw;
-    }
-    end_tail();
-}
-
-void Session::Impl::end_tail() {
-    if (has_tail) {
-        experts->set_tail_tokens(0);
-    }
-}
-
-// Chooses the size of the graphs of the next piece. Larger buffers than they need stay.
-void Session::Impl::choose_graph(int n_failed) {
-    graph = small_graph;
-    while (listeners.prompt_graph) {
-        const int wanted = std::min(listeners.prompt_graph(sequence.n_pending(), n_failed), target.n_batch());
-        failed_graph     = n_failed > 0 ? n_failed : failed_graph;
-        if (wanted <= small_graph || (failed_graph > 0 && wanted >= failed_graph)) {
-            break;
-        }
-        try {
-            if (n_failed > 0 || wanted > target.n_ubatch()) {
-                set_graph_tokens(target.get(), (wanted + graph_step - 1) / graph_step * graph_step);
-            }
-            graph = wanted;
-            return;
-        } catch (const MemoryError &) {
-            n_failed = wanted;
-        }
-    }
-    if (n_failed > 0) {
-        set_graph_tokens(target.get(), small_graph);
-    }
-}
-
-// Returns true if memory did not suffice for the graphs, and smaller ones were chosen.
-bool Session::Impl::takes_smaller_graphs() {
-    const int failed = graph;
-    if (failed <= small_graph) {
-        return false;
-    }
-    choose_graph(failed);
-    return true;
+    const NotedTail tail(has_tail ? experts.get() : nullptr, NotedTail::route_tokens);
+    SpanScope       scope(*trace, Activity::prefill);
+    scope.span.count = batch.size();
+    target.decode(batch, interrupt);
 }
 
 // Returns how many tokens are evaluated at once now, at most.
 int Session::Impl::next_piece() const {
     // llama.cpp cuts a batch into graphs of n_ubatch, which is small at first
-    const int n_small  = target.n_ubatch() > small_graph ? small_graph : std::max(small_graph, piece_tokens);
-    const int n_wanted = graph > small_graph ? graph : n_small;
+    const int small    = prompt_graph.small();
+    const int n_small  = target.n_ubatch() > small ? small : std::max(small, piece_tokens);
+    const int n_wanted = prompt_graph.is_large() ? prompt_graph.tokens() : n_small;
     const int n_held   = std::min(n_wanted, target.n_decode());
     const int n_batch  = drafting() != nullptr ? std::min(n_held, speculator->n_batch()) : n_held;
     const int tail     = sequence.n_history() - tail_tokens;

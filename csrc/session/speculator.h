@@ -2,18 +2,89 @@
 #pragma once
 
 #include "session/context.h"
-#include "session/route_log.h"
-#include "session/self_draft.h"
 #include "session/session.h"
 #include "speculative.h"
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace spac {
 
 class Interrupt;
+
+// The experts that the router of a draft model chose while it drafted. They predict what the target will choose when it
+// verifies. Counts only what runs in note(): not the prompt, and not the batches that bring the draft model up to date.
+class RouteLog {
+  public:
+    // `experts` are the draft model's. They count nothing outside note() from now on. If null, nothing can be kept.
+    explicit RouteLog(std::shared_ptr<Experts> experts);
+
+    bool can_keep() const { return experts_ != nullptr; }
+    // Switches the log on or off. It is off at first, and costs nothing then.
+    void keep(bool keeps);
+    // Begins a new draft.
+    void begin() { trim(0); }
+    // Runs an evaluation of one token by the draft model, and appends what its layers chose. When the evaluation
+    // returns, the context must have been synchronized, as sampling from it does: only then are wholly resident layers
+    // counted.
+    template <typename Evaluate> auto note(const Evaluate & evaluate) {
+        const Counting counting(keeps_ ? experts_.get() : nullptr);
+        auto           result = evaluate();
+        append();
+        return result;
+    }
+    // Drops the tokens from `n` on, which the target will not verify.
+    void trim(int n);
+    // Returns the routes, which are valid until the next change, or null if they are not kept.
+    const DraftRoutes * get() const { return keeps_ ? &routes_ : nullptr; }
+
+  private:
+    class Counting {
+      public:
+        explicit Counting(Experts * experts);
+        ~Counting();
+        Counting(const Counting &)             = delete;
+        Counting & operator=(const Counting &) = delete;
+
+      private:
+        Experts * experts_;
+    };
+
+    void append();
+
+    std::shared_ptr<Experts> experts_;
+    bool                     keeps_ = false;
+    DraftRoutes              routes_;
+    std::vector<int32_t>     ids_, demand_; // scratch of append()
+};
+
+// Drafts with the target's own context, in a draft pass of its experts (MoE-SpeQ 3.4.1).
+//
+// The cells that a draft writes in the target's memory are taken back at its end. The verification writes them again,
+// for accepted and rejected tokens alike, so the text is that without drafts.
+class SelfDraft {
+  public:
+    // A draft stops before a token that is less probable than `p_min` (greedy_choice).
+    SelfDraft(Context & target, std::shared_ptr<Experts> experts, float p_min, Interrupt & interrupt)
+        : target_(target), experts_(std::move(experts)), p_min_(p_min), interrupt_(interrupt), batch_(target.get()) {}
+
+    // Drafts at most `n_max` tokens that may follow `last`, the most probable ones. The target's memory holds all
+    // tokens before `last`. Calls `on_token` for each, and notes its routes. If the call was stopped, throws what
+    // stopped it.
+    llama_tokens draft(llama_token last, int n_max, RouteLog & routes,
+                       const std::function<void(llama_token, int)> & on_token);
+
+  private:
+    llama_token evaluate(llama_token token);
+
+    Context &                target_;
+    std::shared_ptr<Experts> experts_;
+    float                    p_min_;
+    Interrupt &              interrupt_;
+    common_batch             batch_;
+};
 
 // Cuts a draft to `n_max` tokens, and before a token that the target does not have or that ends the generation: what
 // the target says after that is not part of the text. A draft of fewer than `n_min` tokens is dropped.

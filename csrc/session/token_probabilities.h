@@ -1,4 +1,4 @@
-// The probabilities of tokens, by the logits of a model's last evaluation.
+// What the logits of a model's last evaluation say: the probabilities of tokens, and the greedy choice.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +20,12 @@ struct TokenProbabilities {
 // `first_row`.
 TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top,
                                        int first_row = 0);
+
+// Returns the place of the largest value. Returns -1 if several are as large, or if one is not a number; n > 0.
+int32_t only_largest(const float * logits, int n);
+
+// Returns a draft's next token, the first of the most probable ones; n > 0. Returns -1 if its share of the ten most
+// probable ones' probability is below `p_min`, as in llama.cpp's drafts.
+int32_t greedy_choice(const float * logits, int n, float p_min);
 
 } // namespace spac

@@ -1,9 +1,9 @@
 #include "session/token_sampler.h"
 
-#include "session/grammar_work.h"
-#include "session/greedy.h"
-#include "session/image_table.h"
+#include "session/grammar.h"
+#include "session/projector.h"
 #include "session/sampler.h"
+#include "session/token_probabilities.h"
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "session/verifier.h"
 
-#include "session/clock.h"
+#include "backend/device/timer.h"
 
 #include <utility>
 
@@ -25,7 +25,7 @@ const common_batch & Verifier::verify(llama_token last, const llama_tokens & dra
     const auto start = Clock::now();
     demand_.count([&] { target_.decode(batch_, interrupt_); }, step);
     demand_.take(step);
-    step.verify_ns  = since(start);
+    step.verify_ns  = ns_since(start);
     step.n_verified = batch_.size();
     return batch_;
 }
@@ -36,7 +36,7 @@ llama_tokens Verifier::sample(const llama_tokens & draft, Step & step) {
     auto       accepted = sampler_.sample(target_.get(), draft);
     has_logits_         = true;
     target_.note_logit(static_cast<int>(accepted.size()) - 1, accepted.back());
-    step.sample_ns   = since(start);
+    step.sample_ns   = ns_since(start);
     scope.span.count = static_cast<int32_t>(accepted.size()) - 1;
     return accepted;
 }

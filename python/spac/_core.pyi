@@ -172,7 +172,6 @@ def logits(context: int, n_rows: int) -> Float32Array:
 def synchronize(context: int) -> None:
     """Wait until the context's device has computed everything."""
 
-def clear_memory(context: int) -> None: ...
 def grammar_of_schema(schema: str) -> str:
     """Return the grammar (GBNF) of all texts that fit a JSON schema.
 
@@ -1412,22 +1411,8 @@ def graph_bytes(context: int, n_tokens: int) -> dict[str, int]:
     OutOfMemoryError if its buffers cannot be allocated again.
     """
 
-def set_graph_tokens(context: int, n_tokens: int) -> None:
-    """Make compute buffers for graphs of `n_tokens`, at most a batch, in place of those of a llama_context.
-
-    Do not call it while the context computes. Raise OutOfMemoryError if the device has no memory for them.
-    Then the buffers are as they were.
-    """
-
 def draft_types() -> list[str]:
     """Return the names of the draft types that llama.cpp knows."""
-
-def needs_draft_context(draft_type: str) -> bool: ...
-def set_common_verbosity(level: int) -> None:
-    """Set which messages of llama.cpp's common library go to stderr.
-
-    -1 is none (the default), 1 errors, 2 warnings, 5 all.
-    """
 
 # The learned scheduler's step
 

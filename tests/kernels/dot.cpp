@@ -1,6 +1,4 @@
 // The kernels of csrc/kernels behind a C interface. test_kernels.py compiles it for an instruction set of its choice.
-#include "kernels/dense.h"
-#include "kernels/quantize.h"
 #include "kernels/rows.h"
 #include "kernels/shares.h"
 

@@ -1,6 +1,5 @@
 // Runs every kernel of csrc/kernels on rows whose memory ends with their last byte. The address sanitizer detects reads
 // and writes behind it. tests/kernels checks the results.
-#include "kernels/quantize.h"
 #include "kernels/rows.h"
 
 #include "ggml-cpu.h"

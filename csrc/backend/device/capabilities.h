@@ -50,4 +50,9 @@ constexpr char stream_extension_function[] = "spac_stream_extension";
 using CapabilitiesFunction                 = Capabilities (*)(ggml_backend_dev_t device);
 using StreamExtensionFunction              = StreamExtension * (*)(ggml_backend_t stream);
 
+// Waits until the event, which this thread recorded on `stream`, has passed, and leaves the core to others. It may
+// return some tens of microseconds later than ggml_backend_event_synchronize, which spins in CUDA's runtime. A failure
+// of the device ends the process, as it does in ggml.
+void await_event(ggml_backend_t stream, ggml_backend_event_t event);
+
 } // namespace spac

@@ -1,4 +1,4 @@
-#include "backend/device/cuda_exchange.h"
+#include "backend/device/exchange.h"
 #include "core/error.h"
 
 #include <algorithm>

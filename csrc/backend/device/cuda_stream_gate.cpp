@@ -1,10 +1,12 @@
+// A stream gate for CUDA, made of stream memory operations. The device writes a word in pinned host memory, and waits
+// until another word has reached a value. No kernel runs during the wait, so a graphics card's watchdog does not stop
+// it.
 #if defined(SPAC_WITH_CUDA)
-#include "backend/device/cuda_stream_gate.h"
 
 #include "backend/device/cuda_driver.h"
-#include "backend/device/cuda_exchange.h"
+#include "backend/device/exchange.h"
 #include "backend/device/ggml_internals.h"
-#include "backend/device/patience.h"
+#include "backend/device/stream_gate.h"
 #include "core/error.h"
 #include "ggml-cuda.h"
 

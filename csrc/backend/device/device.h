@@ -8,7 +8,7 @@
 
 namespace spac {
 
-// A device's memory in bytes. device_memory.h says what is counted.
+// A device's memory in bytes. inner_devices.h says what is counted.
 struct DeviceMemory {
     size_t   free             = 0; // bytes that may still be allocated, within the limit
     size_t   device_free      = 0; // bytes that are free on the device, whatever the limit

@@ -1,4 +1,4 @@
-#include "backend/device/device_memory.h"
+#include "backend/device/inner_devices.h"
 
 #include "backend/device/ggml_internals.h"
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace spac {
 
@@ -39,5 +40,9 @@ class Exchange {
     // Queues a kernel that copies the host's rows to the output.
     virtual void queue_take(const HostRows & rows) = 0;
 };
+
+// Makes the exchange of a CUDA stream (cuda_exchange.cu). `signal` is the word in pinned memory that signals go to.
+// `ticket` is a word on the device, which is zero and belongs to this exchange.
+std::unique_ptr<Exchange> cuda_exchange(void * stream, uint32_t * signal, uint32_t * ticket);
 
 } // namespace spac

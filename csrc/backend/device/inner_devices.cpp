@@ -1,7 +1,6 @@
 #include "backend/device/inner_devices.h"
 
 #include "backend/device/capabilities.h"
-#include "backend/device/device_memory.h"
 #include "backend/device/ggml_internals.h"
 #include "core/error.h"
 

@@ -7,15 +7,18 @@
 #pragma once
 
 #include "backend/device/exchange.h"
+#include "backend/device/settings.h"
 #include "core/error.h"
 #include "ggml-backend.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
 namespace spac {
 
-// Thrown when the deadline of a wait has passed (patience.h).
+// Thrown when the deadline of a wait has passed (Patience).
 class Overdue : public DeviceError {
   public:
     using DeviceError::DeviceError;
@@ -51,5 +54,33 @@ class Gate {
 
 // Returns null if the device cannot wait for the host.
 std::unique_ptr<Gate> make_gate(ggml_backend_t backend);
+// In builds with CUDA: returns null if the backend is not CUDA's, or if the driver or the card cannot do it. Each new
+// gate is tried once.
+std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend);
+
+// The time that a thread waits for the device or for the helper before it gives up (set_gate_timeout).
+//
+// A waiting thread looks at the clock again and again, and one look adds 250 ms at most. So the time in which a process
+// was stopped, or the machine slept, does not count as waiting.
+class Patience {
+  public:
+    // The interval of looks for a thread that sleeps while it waits.
+    static constexpr std::chrono::milliseconds look = std::chrono::milliseconds(100);
+
+    // Returns true if the wait that began with this object has lasted too long. Call it again and again.
+    bool over() {
+        const auto now = Clock::now();
+        waited_ += std::min<Clock::duration>(now - last_, std::chrono::milliseconds(250));
+        last_ = now;
+        return limit_ > 0 && std::chrono::duration<double>(waited_).count() > limit_;
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+
+    const double      limit_  = gate_timeout(); // seconds; 0: no limit
+    Clock::time_point last_   = Clock::now();
+    Clock::duration   waited_ = Clock::duration::zero();
+};
 
 } // namespace spac

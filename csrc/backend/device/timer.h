@@ -9,15 +9,15 @@ namespace spac {
 
 using Clock = std::chrono::steady_clock;
 
-inline uint64_t ns_since(Clock::time_point start) {
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+inline int64_t ns_since(Clock::time_point start) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
 
 // Adds the time of a scope to a counter.
 class Timer {
   public:
     explicit Timer(std::atomic<uint64_t> & total) : total_(total), start_(Clock::now()) {}
-    ~Timer() { total_ += ns_since(start_); }
+    ~Timer() { total_ += static_cast<uint64_t>(ns_since(start_)); }
     Timer(const Timer &)             = delete;
     Timer & operator=(const Timer &) = delete;
 

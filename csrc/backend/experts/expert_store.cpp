@@ -2,8 +2,6 @@
 
 #include "backend/device/settings.h"
 #include "backend/experts/model_experts.h"
-#include "backend/experts/page_advice.h"
-#include "backend/experts/pinned_mapping.h"
 
 #include <algorithm>
 #include <cstring>

@@ -6,9 +6,15 @@
 #pragma once
 
 #include "backend/device/ggml_internals.h"
+#include "backend/experts/experts.h"
+#include "core/pinned_ranges.h"
 
 #include <memory>
 #include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace spac {
 
@@ -49,5 +55,46 @@ ggml_backend_dev_t device_of_store(const ggml_tensor * store_tensor);
 
 // Returns the experts of the model that a store tensor belongs to.
 std::shared_ptr<ModelExperts> experts_of(const ggml_tensor * store_tensor);
+
+// Advises the system about the whole pages in a range. Systems that do not know the advice ignore it.
+inline void advise(const Extent & range, int advice) {
+    const auto page  = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = (range.begin + page - 1) / page * page, end = range.end / page * page;
+    if (begin < end) {
+        static_cast<void>(madvise(reinterpret_cast<void *>(begin), end - begin, advice));
+    }
+}
+
+// The registration of a model file's mapping with the device's driver ("pinning"). Copies from registered memory run
+// beside all other work and need no staging.
+
+// Returns true if the device's driver can register host memory.
+bool can_register(ggml_backend_dev_t device);
+
+// Returns the bytes of experts that the process may still pin (settings.h: set_pinning). The two functions behind it
+// count bytes of experts that are pinned in another way.
+size_t pinning_room();
+void   count_pinned(size_t bytes);
+void   uncount_pinned(size_t bytes);
+
+// The registrations of one mapping. They are made slice by slice, because a driver may refuse more than some total.
+// After a refusal, earlier slices stay registered, and no more are tried.
+class PinnedMapping {
+  public:
+    // Adds every registration to `ranges`, which must live longer than this object.
+    explicit PinnedMapping(PinnedRanges & ranges) : ranges_(ranges) {}
+    ~PinnedMapping();
+    PinnedMapping(const PinnedMapping &)             = delete;
+    PinnedMapping & operator=(const PinnedMapping &) = delete;
+
+    // Registers the mapping, and touches every page. `weights` (in any order) are spac's own, and borders of
+    // registrations lie inside them (core/pinned_ranges.h). Returns the reason why a part is not registered.
+    Unpinned make(ggml_backend_dev_t device, Extent mapping, std::vector<Extent> weights);
+
+  private:
+    PinnedRanges &      ranges_;
+    ggml_backend_dev_t  device_ = nullptr;
+    std::vector<Extent> slices_; // the registered ones
+};
 
 } // namespace spac

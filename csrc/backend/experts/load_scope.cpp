@@ -1,7 +1,10 @@
 #include "backend/experts/experts.h"
 #include "backend/experts/model_experts.h"
+#include "core/error.h"
+#include "ggml.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <exception>
 #include <utility>
 
@@ -10,6 +13,7 @@
 namespace spac {
 namespace {
 thread_local LoadScope * open_scope = nullptr;
+thread_local int         guards     = 0;
 
 // Returns true for the arguments with which llama.cpp maps a model's file.
 bool is_weights(const void * address, int protection, int flags, int fd, off_t offset) {
@@ -30,6 +34,13 @@ void * copy_of_file(HugeCopies & copies, int fd, size_t length) {
         return nullptr;
     }
 }
+
+void on_abort(const char * message) {
+    if (guards > 0) {
+        throw DeviceError(message);
+    }
+    fprintf(stderr, "%s\n", message); // ggml ends the process when this returns
+}
 } // namespace
 
 LoadScope::LoadScope(bool paged, std::shared_ptr<HugeCopies> copies) : copies_(std::move(copies)), outer_(open_scope) {
@@ -49,6 +60,15 @@ std::shared_ptr<ModelExperts> experts_for_load() {
     return open_scope ? std::static_pointer_cast<ModelExperts>(open_scope->experts())
                       : std::make_shared<ModelExperts>();
 }
+
+AbortGuard::AbortGuard() {
+    ggml_set_abort_callback(on_abort); // never removed: an abort of a thread without a guard ends the process as before
+    ++guards;
+}
+
+AbortGuard::~AbortGuard() { --guards; }
+
+bool AbortGuard::here() { return guards > 0; }
 
 } // namespace spac
 

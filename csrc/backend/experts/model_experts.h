@@ -7,12 +7,10 @@
 // while it holds the mutex, and no device call is made under it.
 #pragma once
 
-#include "backend/experts/counters.h"
 #include "backend/experts/demand.h"
 #include "backend/experts/draft_copies.h"
 #include "backend/experts/expert_layers.h"
 #include "backend/experts/experts.h"
-#include "backend/experts/experts_part.h"
 #include "backend/experts/lookahead.h"
 #include "backend/experts/slot_storage.h"
 #include "core/pinned_ranges.h"
@@ -21,6 +19,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -31,6 +30,42 @@
 namespace spac {
 
 struct Router; // graph/router.h
+class Reconciler;
+
+// Counters of the work of a model's streams and its reconciler. Any thread may add to them. experts.h describes each.
+struct Counters {
+    std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
+    std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
+    std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
+    std::atomic<uint64_t> graphs_prepared{0}, graph_ns{0}, queue_ns{0}, ahead_ns{0};
+    std::atomic<uint64_t> load_bytes{0}, load_ns{0};
+    std::atomic<uint64_t> blocks_streamed{0}, stream_bytes{0}, stream_slot_bytes{0};
+    std::atomic<uint64_t> stream_ring_bytes{0}, blocks_exchanged{0};
+
+    void add_to(ExpertStats & stats) const; // fills in the fields that are counted here
+};
+
+// A device's part of a model's experts: the slots of the layers that the device computes, and what moves experts there.
+//
+// Every part knows all layers of the model, in their order. It has slots for those of its device alone: the pools of
+// other devices' layers are empty in it. So one plan serves all parts, and each drives its own slots toward it, over
+// its own link.
+struct ExpertsPart {
+    explicit ExpertsPart(ggml_backend_dev_t on);
+    ~ExpertsPart();
+
+    const ggml_backend_dev_t device;
+
+    // Held for a round of the reconciler, and while an execution's misses change the slots. It is locked before the
+    // mutex of ModelExperts, which guards what follows.
+    std::mutex                         driving;
+    std::shared_ptr<const SlotStorage> storage;
+    std::unique_ptr<Residency>         residency; // null without slots
+    std::unique_ptr<Reconciler>        reconciler;
+
+    std::atomic<size_t>   stream_held{0}; // bytes of contexts' weight streams
+    std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
+};
 
 class ModelExperts : public Experts, public std::enable_shared_from_this<ModelExperts> {
   public:

@@ -1,4 +1,4 @@
-#include "backend/experts/pinned_mapping.h"
+#include "backend/experts/expert_store.h"
 
 #include "backend/device/settings.h"
 

@@ -1,9 +1,8 @@
 #include "backend/experts/reconciler.h"
 
 #include "backend/device/capabilities.h"
-#include "backend/device/event_wait.h"
+#include "backend/experts/expert_store.h"
 #include "backend/experts/model_experts.h"
-#include "backend/experts/page_advice.h"
 #include "core/error.h"
 
 #include <algorithm>

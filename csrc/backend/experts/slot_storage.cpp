@@ -1,9 +1,11 @@
 #include "backend/experts/slot_storage.h"
 
+#include "backend/device/inner_devices.h"
 #include "core/error.h"
 #include "core/slot_table.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace spac {
 namespace {
@@ -17,6 +19,8 @@ bool multiplies(ggml_backend_dev_t device, const ggml_tensor & weight, int n) {
     ggml_tensor *          ids   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
     return ggml_backend_dev_supports_op(device, ggml_mul_mat_id(ctx.get(), slots, input, ids));
 }
+
+size_t padded(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
 } // namespace
 
@@ -81,6 +85,43 @@ size_t SlotStorage::bytes_of(ggml_backend_dev_t device, const std::vector<std::v
                              const std::vector<int> & n_slots) {
     const SlotStorage tensors(prototypes, n_slots);
     return ggml_backend_alloc_ctx_tensors_from_buft_size(tensors.ctx_.get(), ggml_backend_dev_buffer_type(device));
+}
+
+std::vector<WeightTurn> turns_of(const std::vector<const ggml_tensor *> & weights, ggml_backend_buffer_type_t type) {
+    const size_t                            alignment = ggml_backend_buft_get_alignment(type);
+    std::unordered_set<const ggml_tensor *> known;
+    std::vector<WeightTurn>                 turns;
+    size_t                                  end = 0;
+    for (const ggml_tensor * weight : weights) {
+        const bool is_matrix = weight->ne[2] > 1;
+        if (!known.insert(weight).second || (turns.empty() && !is_matrix)) {
+            return {};
+        }
+        if (is_matrix) {
+            turns.emplace_back();
+            turns.back().first = static_cast<int>(known.size()) - 1;
+            end                = 0;
+        }
+        turns.back().weights.push_back(weight);
+        turns.back().offsets.push_back(end);
+        end += padded(ggml_backend_buft_get_alloc_size(type, weight), alignment);
+    }
+    return turns;
+}
+
+size_t turn_bytes(const std::vector<WeightTurn> & turns, ggml_backend_buffer_type_t type) {
+    size_t bytes = 0;
+    for (const WeightTurn & turn : turns) {
+        bytes = std::max(bytes, turn.offsets.back() + ggml_backend_buft_get_alloc_size(type, turn.weights.back()));
+    }
+    return padded(bytes, ggml_backend_buft_get_alignment(type));
+}
+
+bool turns_affordable(ggml_backend_dev_t device, size_t region_bytes) {
+    // Regions up to this size are always affordable. A matrix of all experts has some hundred MiB in most models.
+    constexpr size_t always = size_t{1} << 30;
+    const size_t     size   = memory_of(device).size();
+    return WeightTurn::n_regions * region_bytes <= std::max(std::min(always, size / 3), size / 6);
 }
 
 } // namespace spac

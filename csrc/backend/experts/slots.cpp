@@ -1,8 +1,8 @@
 // Slots: how many each device has, which experts the plan wants in them, and which are there.
-#include "backend/device/device_memory.h"
+#include "backend/device/inner_devices.h"
 #include "backend/experts/model_experts.h"
 #include "backend/experts/reconciler.h"
-#include "backend/experts/weight_turns.h"
+#include "backend/experts/slot_storage.h"
 #include "core/error.h"
 
 #include <algorithm>

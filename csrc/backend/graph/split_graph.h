@@ -10,8 +10,6 @@
 #include "backend/device/ggml_internals.h"
 #include "backend/experts/draft_copies.h"
 #include "backend/experts/slot_storage.h"
-#include "backend/experts/weight_turns.h"
-#include "backend/graph/graph_image.h"
 #include "backend/graph/moe_block.h"
 #include "backend/graph/router.h"
 
@@ -78,6 +76,26 @@ struct Part {
     const ggml_cgraph * uses = nullptr;
 
     void fix() { uid = ggml_graph_next_uid(); }
+};
+
+// An image of a graph's tensors, which recognizes the graph when it is built anew.
+//
+// llama.cpp builds a graph whenever the shape of a batch changes, always in the same memory. So a graph of an earlier
+// shape consists of the same bytes at the same addresses. Only its uid is new.
+class GraphImage {
+  public:
+    explicit GraphImage(const ggml_cgraph * graph);
+
+    // Returns true if the graph has these nodes, and if they and the tensors that they read are unchanged. Then kept
+    // pointers to its tensors are valid again.
+    bool matches(const ggml_cgraph * graph) const;
+
+  private:
+    void add(const ggml_tensor * t);
+
+    int                              n_nodes_;
+    std::vector<const ggml_tensor *> places_; // the nodes in their order, then other tensors that they read
+    std::vector<ggml_tensor>         tensors_;
 };
 
 struct SplitBlock;

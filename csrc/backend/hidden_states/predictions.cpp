@@ -1,4 +1,4 @@
-#include "backend/hidden_states/predictions.h"
+#include "backend/hidden_states/stream_tap.h"
 
 #include <algorithm>
 #include <chrono>

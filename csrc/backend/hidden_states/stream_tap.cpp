@@ -4,7 +4,6 @@
 #include "backend/device/settings.h"
 #include "backend/experts/model_experts.h"
 #include "backend/graph/nodes.h"
-#include "backend/hidden_states/tap_points.h"
 #include "core/error.h"
 
 #include <algorithm>

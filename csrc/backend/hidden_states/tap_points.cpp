@@ -1,4 +1,4 @@
-#include "backend/hidden_states/tap_points.h"
+#include "backend/hidden_states/stream_tap.h"
 
 #include <algorithm>
 #include <unordered_map>

@@ -1,12 +1,12 @@
 #include "backend/prefill/weight_stream.h"
 
 #include "backend/device/capabilities.h"
-#include "backend/device/device_memory.h"
+#include "backend/device/inner_devices.h"
 #include "backend/device/settings.h"
 #include "backend/experts/model_experts.h"
 #include "backend/stream/compute_stream.h"
-#include "core/copy_runs.h"
 #include "core/error.h"
+#include "core/slot_table.h"
 
 #include <algorithm>
 #include <string>

@@ -12,7 +12,7 @@
 // holds the mask. From then on D holds it, as it holds the masks of its launches.
 #pragma once
 
-#include "backend/experts/weight_turns.h"
+#include "backend/experts/slot_storage.h"
 #include "backend/prefill/pageable_uploads.h"
 #include "core/mask.h"
 #include "core/trace.h"

@@ -1,8 +1,8 @@
 #include "backend/remote/rpc_server.h"
 
-#include "backend/device/abort_guard.h"
 #include "backend/device/ggml_internals.h"
 #include "backend/device/inner_devices.h"
+#include "backend/experts/experts.h"
 #include "backend/remote/ggml_rpc.h"
 #include "backend/remote/rpc_socket.h"
 #include "backend/remote/split_client.h"

@@ -3,7 +3,6 @@
 #include "backend/device/ggml_internals.h"
 #include "backend/experts/model_experts.h"
 #include "backend/wrapper/device.h"
-#include "backend/wrapper/stream_backend.h"
 #include "core/error.h"
 
 #include <algorithm>

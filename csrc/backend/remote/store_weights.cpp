@@ -1,4 +1,4 @@
-#include "backend/remote/store_weights.h"
+#include "backend/remote/split_client.h"
 
 #include "backend/experts/expert_store.h"
 #include "backend/experts/model_experts.h"

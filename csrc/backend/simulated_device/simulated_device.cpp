@@ -2,7 +2,6 @@
 
 #include "backend/device/capabilities.h"
 #include "backend/device/inner_devices.h"
-#include "backend/simulated_device/simulated_memory.h"
 #include "backend/simulated_device/simulated_stream.h"
 #include "core/error.h"
 

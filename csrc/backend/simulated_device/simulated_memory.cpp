@@ -1,4 +1,3 @@
-#include "backend/simulated_device/simulated_memory.h"
 
 #include "backend/simulated_device/settings.h"
 #include "backend/simulated_device/simulated_device.h"

@@ -1,6 +1,6 @@
 #include "backend/simulated_device/simulated_stream.h"
 
-#include "backend/device/patience.h"
+#include "backend/device/stream_gate.h"
 #include "backend/simulated_device/simulated_device.h"
 #include "ggml-cpu.h"
 

@@ -1,6 +1,5 @@
 #include "backend/split/hand_off.h"
 
-#include "backend/device/patience.h"
 #include "backend/device/stream_gate.h"
 
 #include <utility>

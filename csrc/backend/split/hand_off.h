@@ -3,7 +3,7 @@
 // The device waits at the gate of every job until the job is served, so launching and serving need two threads
 // (stream_gate.h). The thread that decodes serves. A helper launches, and sleeps between graphs. The thread that serves
 // opens every gate, also after a failure, so the device's waits end. The helper may be inside a driver's call that does
-// not return. So the wait for the helper has a deadline (patience.h), after which the jobs are cancelled.
+// not return. So the wait for the helper has a deadline (Patience), after which the jobs are cancelled.
 #pragma once
 
 #include "backend/device/ggml_internals.h"

@@ -70,7 +70,7 @@ HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const 
         scope.span.distinct = b.experts->tracer().on() ? n_distinct(b, s) : -1;
         const auto start    = Clock::now();
         served.status       = ggml_backend_graph_compute(threads_->cpu.get(), b.host_graph);
-        served.ns           = static_cast<int64_t>(ns_since(start));
+        served.ns           = ns_since(start);
         b.experts->counters.host_compute_ns += static_cast<uint64_t>(served.ns);
     }
     if (counts) {

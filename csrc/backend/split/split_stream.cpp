@@ -2,7 +2,6 @@
 
 #include "backend/device/timer.h"
 #include "backend/experts/expert_store.h"
-#include "backend/split/look_ahead.h"
 
 #include <algorithm>
 #include <utility>

@@ -27,6 +27,7 @@
 #pragma once
 
 #include "backend/experts/model_experts.h"
+#include "backend/graph/split_graph.h"
 #include "backend/hidden_states/stream_tap.h"
 #include "backend/prefill/prefill_runner.h"
 #include "backend/split/device_part.h"
@@ -146,5 +147,10 @@ class SplitStream {
     void *                      abort_data_   = nullptr;
     std::vector<LateIds>        late_;
 };
+
+// Does the host's part of looking ahead (lookahead.h), when a block's ids and scores have arrived: compares the
+// prediction for this block with the experts that its router chose, and then reports the experts that this
+// block used, and those that the later block is predicted to use.
+void look_ahead(SplitBlock & b, const Staging & s);
 
 } // namespace spac

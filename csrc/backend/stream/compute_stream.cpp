@@ -124,7 +124,7 @@ int64_t ComputeStream::wait_for_mark() {
     } else {
         ggml_backend_synchronize(backend_.get());
     }
-    const auto ns = static_cast<int64_t>(ns_since(start));
+    const auto ns = ns_since(start);
     passed(n_marks_);
     return ns;
 }
@@ -132,7 +132,7 @@ int64_t ComputeStream::wait_for_mark() {
 int64_t ComputeStream::wait_for_signal(uint64_t mark) {
     const auto start = Clock::now();
     gate_->await_signal(mark);
-    return static_cast<int64_t>(ns_since(start));
+    return ns_since(start);
 }
 
 void ComputeStream::synchronize() {

@@ -9,13 +9,11 @@
 
 #include "backend/wrapper/device.h"
 
-#include "backend/device/device_memory.h"
 #include "backend/device/ggml_internals.h"
 #include "backend/device/inner_devices.h"
 #include "backend/experts/expert_store.h"
 #include "backend/graph/moe_block.h"
 #include "backend/simulated_device/simulated_device.h"
-#include "backend/wrapper/stream_backend.h"
 #include "core/error.h"
 
 #include <cstdlib>

@@ -3,7 +3,9 @@
 
 #include <string>
 
+struct ggml_backend;
 struct ggml_backend_buffer_type;
+struct ggml_backend_device;
 
 namespace spac {
 
@@ -20,5 +22,19 @@ ggml_backend_buffer_type * expert_memory(const std::string & name);
 // it before the first model is loaded. The default is the first real device, or the simulated device if there is none.
 void        set_default_device(const std::string & name);
 std::string default_device();
+
+// The ggml backend of a SplitStream, which a SPAC device makes for every llama.cpp context.
+//
+// The inner backend makes copies and events, and the stream runs graphs. No exception reaches llama.cpp: a graph that
+// fails returns a status, and logs the reason.
+
+// Makes a backend of the SPAC device `dev`, which wraps `inner`. If `inner` gives no stream, it logs a line and returns
+// null.
+ggml_backend * new_stream_backend(ggml_backend_device * dev, ggml_backend_device * inner);
+
+// Functions that llama.cpp finds by name in the registry entry (ggml_backend_reg_get_proc_address). They accept such
+// backends only.
+void stream_backend_set_n_threads(ggml_backend * backend, int n_threads);
+void stream_backend_set_abort_callback(ggml_backend * backend, bool (*callback)(void * data), void * data);
 
 } // namespace spac

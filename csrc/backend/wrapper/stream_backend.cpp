@@ -1,7 +1,7 @@
-#include "backend/wrapper/stream_backend.h"
+#include "backend/wrapper/device.h"
 
-#include "backend/device/abort_guard.h"
 #include "backend/device/ggml_internals.h"
+#include "backend/experts/experts.h"
 #include "backend/split/split_stream.h"
 #include "core/error.h"
 
