@@ -47,7 +47,6 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(foreseen);
     SPAC_STAT(foreseen_right);
     SPAC_STAT(graphs_prepared);
-    SPAC_STAT(graph_ns);
     SPAC_STAT(queue_ns);
     SPAC_STAT(ahead_ns);
     SPAC_STAT(misses_cpu);
@@ -87,9 +86,11 @@ std::vector<spac::LayerInfo> layers(const Experts & experts) {
     return result;
 }
 
-// Calls a method of Experts without the GIL. The method may wait for a lock that a computing thread holds, and that
-// thread may ask for the GIL meanwhile, to see signals. So no method of Experts is called with the GIL held.
-template <typename Call> auto without_gil(const Call & call) {
+// Calls a method of Experts without the GIL, and throws in a child process. The method may wait for a lock that a
+// computing thread holds, and that thread may ask for the GIL meanwhile, to see signals. So no method of Experts is
+// called with the GIL held.
+template <typename Call> auto without_gil(const Experts & experts, const Call & call) {
+    experts.home.check("the handle on the experts");
     const py::gil_scoped_release release;
     return call();
 }
@@ -106,44 +107,39 @@ void submit(Experts & experts, const py::object & priority, const py::object & t
 }
 
 py::array_t<int32_t> residency(const Experts & experts) {
-    experts.home.check("the handle on the experts");
     py::array_t<int32_t> slot_of({experts.n_layer(), experts.n_expert()});
     int32_t * const      data = slot_of.mutable_data();
-    without_gil([&] { experts.residency(data); });
+    without_gil(experts, [&] { experts.residency(data); });
     return slot_of;
 }
 
 py::array_t<int32_t> routes(const Experts & experts) {
-    experts.home.check("the handle on the experts");
     auto ids                      = std::make_shared<std::vector<int32_t>>();
-    const auto [n_tokens, n_used] = without_gil([&] { return experts.routes(*ids); });
+    const auto [n_tokens, n_used] = without_gil(experts, [&] { return experts.routes(*ids); });
     return int32_view(std::move(ids), {experts.n_layer(), n_tokens, n_used});
 }
 
 py::tuple take_demand(Experts & experts) {
-    experts.home.check("the handle on the experts");
     py::array_t<int32_t> demand({experts.n_layer(), experts.n_expert()});
     int32_t * const      data    = demand.mutable_data();
-    const int            n_steps = without_gil([&] { return experts.take_demand(data); });
+    const int            n_steps = without_gil(experts, [&] { return experts.take_demand(data); });
     return py::make_tuple(demand, n_steps);
 }
 
 py::array_t<spac::LayerCost> take_layer_costs(Experts & experts) {
-    experts.home.check("the handle on the experts");
     py::array_t<spac::LayerCost> costs(experts.n_layer());
     auto * const                 data = costs.mutable_data();
-    without_gil([&] { experts.take_layer_costs(data); });
+    without_gil(experts, [&] { experts.take_layer_costs(data); });
     return costs;
 }
 
 void set_miss(Experts & experts, const std::string & how, bool most_recent) {
-    experts.home.check("the handle on the experts");
     constexpr const char * words[] = {"cpu", "load"};
     const auto             found   = std::find(std::begin(words), std::end(words), how);
     if (found == std::end(words)) {
         throw spac::InputError("misses are computed by 'cpu' or 'load', not '" + how + "'");
     }
-    without_gil([&] { experts.set_miss(static_cast<spac::Miss>(found - std::begin(words)), most_recent); });
+    without_gil(experts, [&] { experts.set_miss(static_cast<spac::Miss>(found - std::begin(words)), most_recent); });
 }
 
 // Returns a function that calls the method, and that throws in a child process.
@@ -254,8 +250,7 @@ void bind_experts(py::module_ & m) {
         .def("set_miss", &set_miss, py::arg("how"), py::arg("most_recent") = false)
         .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {
-            experts.home.check("the handle on the experts");
-            return stats_dict(without_gil([&] { return experts.stats(); }));
+            return stats_dict(without_gil(experts, [&] { return experts.stats(); }));
         });
 
     py::class_<PyLoadScope>(m, "LoadScope",

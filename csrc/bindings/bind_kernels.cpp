@@ -1,7 +1,6 @@
 // Bindings of the CPU's kernels (csrc/kernels): their list, the trial of the ways to compute, and the way in use.
 #include "bindings/bindings.h"
 #include "kernels/rows.h"
-#include "kernels/trial.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // Bindings of the speculative session. Its calls run without the GIL, and its events with it.
 #include "bindings/bindings.h"
 #include "bindings/session_holder.h"
-#include "session/graph_size.h"
 #include "session/llama_models.h"
+#include "session/prompt_graph.h"
 #include "session/session.h"
 
 #include <pybind11/stl.h>
@@ -14,22 +14,6 @@ using spac::Session;
 using spac::Step;
 using spac::bindings::context_pointer;
 using spac::bindings::SessionHolder;
-
-void * spac::bindings::context_pointer(const py::object & address, const char * name) {
-    if (address.is_none()) {
-        return nullptr;
-    }
-    if (!py::isinstance<py::int_>(address)) {
-        throw spac::InputError(std::string(name) + " is " + spac::bindings::describe(address) +
-                               ", expected the address of a llama_context as an int, or None");
-    }
-    void * const pointer = PyLong_AsVoidPtr(address.ptr());
-    if (PyErr_Occurred() != nullptr) {
-        PyErr_Clear();
-        throw spac::InputError(std::string(name) + " is " + std::string(py::str(address)) + ", which is no address");
-    }
-    return pointer;
-}
 
 namespace {
 

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "core/home_process.h"
+#include "core/not_copied.h"
 #include "session/session.h"
 
 #include <map>
@@ -54,12 +55,10 @@ inline pybind11::tuple arrays_of(const TokenProbabilities & found) {
 
 // A session and the Python objects that it needs: the owner of the contexts, and the callbacks. T is Session or
 // ParallelSession.
-template <typename T> class SessionHolder {
+template <typename T> class SessionHolder : NotCopied {
   public:
     explicit SessionHolder(pybind11::object owner) : owner_(std::move(owner)) {}
     ~SessionHolder() { clear(); }
-    SessionHolder(const SessionHolder &)             = delete;
-    SessionHolder & operator=(const SessionHolder &) = delete;
 
     T & get() const {
         if (session_ == nullptr) {
@@ -120,7 +119,7 @@ template <typename T> class SessionHolder {
   protected:
     // The session's one call under way. It is made before the GIL is released, so that nobody can change or close the
     // session while the call runs. It is made and destroyed with the GIL held.
-    class Call {
+    class Call : NotCopied {
       public:
         explicit Call(SessionHolder & owner) : owner_(owner), session_(owner.get()) {
             if (owner_.in_call_) {
@@ -130,8 +129,6 @@ template <typename T> class SessionHolder {
             owner_.in_call_ = true;
         }
         ~Call() { owner_.in_call_ = false; }
-        Call(const Call &)             = delete;
-        Call & operator=(const Call &) = delete;
 
         T * operator->() const { return &session_; }
         T & operator*() const { return session_; }

@@ -6,6 +6,8 @@
 // reason alone.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -17,12 +19,10 @@
 namespace spac {
 
 // Calls `on_end` when the last holder lets go, on whatever thread that is.
-class SlotLease {
+class SlotLease : NotCopied {
   public:
     explicit SlotLease(std::function<void()> on_end) : on_end_(std::move(on_end)) {}
     ~SlotLease() { on_end_(); }
-    SlotLease(const SlotLease &)             = delete;
-    SlotLease & operator=(const SlotLease &) = delete;
 
   private:
     std::function<void()> on_end_;

@@ -5,6 +5,8 @@
 // when it is full are counted and dropped; the earlier ones stay. Any thread may call anything.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -123,7 +125,7 @@ class Trace {
 
 // Records the scope that it lives in, if recording was on when it began. The span's fields are filled in while it
 // lives.
-class SpanScope {
+class SpanScope : NotCopied {
   public:
     SpanScope(Trace & trace, Activity activity, int layer = -1) : trace_(trace.on() ? &trace : nullptr) {
         if (trace_ != nullptr) {
@@ -138,8 +140,6 @@ class SpanScope {
             trace_->add(span);
         }
     }
-    SpanScope(const SpanScope &)             = delete;
-    SpanScope & operator=(const SpanScope &) = delete;
 
     Span span;
 

@@ -53,7 +53,7 @@ std::vector<std::string> trusted_kernel_names();
 int type_named(const std::string & name);
 
 // The ways in use for a type of weights. The fastest one depends on the processor and on the type, and a measurement
-// finds it (trial.h). Choices hold for the whole process. Until one is made for a type, the widest way is used, and
+// finds it (run_trial). Choices hold for the whole process. Until one is made for a type, the widest way is used, and
 // ggml's for one row of input where the widest has 256 bits.
 struct Choice {
     Way one = Way::ggml, several = Way::ggml; // for one row of input, and for more
@@ -94,5 +94,27 @@ extern const Kernel q4_K, q5_K, q6_K;
 extern const Kernel q2_K, q3_K, iq4_xs;
 extern const Kernel q8_0, q4_0, q5_0, iq4_nl, mxfp4, nvfp4, q4_1, q5_1;
 extern const Kernel iq3_xxs, iq2_xxs, iq2_xs, iq2_s, iq3_s, iq1_s, iq1_m;
+
+// Measures on this machine which way of computing is the fastest for a type of weights.
+constexpr int trial_inputs = 8; // the most rows of input in a trial
+
+// Seconds that one thread takes for the rows of one trial.
+struct TrialTimes {
+    std::array<double, n_ways> one, several; // with one row of input, and with two and then eight; 0 without this way
+    double                     dense;        // of ggml's kernels for dense matrices, with two and eight; 0 without them
+};
+
+struct Measured {
+    std::vector<TrialTimes> times; // for each type
+    double running; // the share of its time for which the least favoured thread ran: other programs took the rest
+};
+
+// Measures the ways of each ggml_type in turns, with `n_threads` threads that compute at once, each from memory of its
+// own that no cache holds. Times are medians of several rounds. A type ends after `seconds`, but not before its third
+// round. Throws std::bad_alloc if memory is lacking.
+Measured run_trial(const std::vector<int> & types, int n_threads, double seconds);
+
+// Returns the bytes of weights of a ggml_type that a thread multiplies in such a time.
+size_t trial_bytes(int type);
 
 } // namespace spac::kernels

@@ -1,8 +1,14 @@
 #include "session/big_stack.h"
 
-#include <exception>
-
+#include <algorithm>
+#include <cctype>
 #include <csignal>
+#include <cstdint>
+#include <exception>
+#include <iterator>
+#include <string>
+#include <vector>
+
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -63,4 +69,84 @@ bool on_stack(size_t bytes, const std::function<void()> & call) {
     return started;
 }
 
+// Splits texts for a tokenizer on a stack that holds them. The regular expressions of many models (gpt-oss,
+// DeepSeek-V3) are std::regex, which recurses once for each character of a match. 25,000 times the same letter end a
+// thread of 8 MB.
+namespace {
+
+using Strings = std::vector<std::string>;
+
+constexpr size_t plain_bytes = 2'000;   // A text up to this fits any thread's stack.
+constexpr size_t most_bytes  = 500'000; // Longer texts are cut.
+constexpr size_t per_byte    = 4096;    // A character takes 320 to 470 bytes of a stack, and more with a sanitizer.
+
+bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
+bool is_mark(char c) { return std::ispunct(static_cast<unsigned char>(c)) != 0; }
+
+// Returns how good a place is for a cut. No tokenizer joins what is before a place of 3 with what is behind it, and
+// hardly one at 2 or 1. A character is whole on both sides of a place of 0.
+int rank(const std::string & text, size_t at) {
+    const char before = text[at - 1], here = text[at], behind = at + 1 < text.size() ? text[at + 1] : '\0';
+    if (before == '\n' && is_letter(here) && (is_letter(text[at - 2]) || is_mark(text[at - 2]))) {
+        return 3;
+    }
+    if (here == ' ' && is_letter(behind)) {
+        return is_mark(before) ? 2 : is_letter(before) ? 1 : 0;
+    }
+    return (here & 0xC0) == 0x80 ? -1 : 0;
+}
+
+// Returns the end of the piece that begins at `begin`: the last place of the best rank in its second half.
+size_t end_of_piece(const std::string & text, size_t begin, size_t most) {
+    if (text.size() - begin <= most) {
+        return text.size();
+    }
+    size_t best = begin + most;
+    int    high = -1;
+    for (size_t at = begin + most; at > begin + most / 2 && high < 3; --at) {
+        if (const int found = rank(text, at); found > high) {
+            high = found;
+            best = at;
+        }
+    }
+    return best;
+}
+
+} // namespace
+
 } // namespace spac
+
+// The linker sends calls of llama.cpp's unicode_regex_split here (--wrap), and calls of the __real_ name to it. Every
+// tokenizer that has regular expressions calls it, whoever asks for the tokens.
+#define SPAC_SPLIT(prefix)                                                                                             \
+    prefix##_Z19unicode_regex_splitRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEERKSt6vectorIS4_SaIS4_EEb
+
+extern "C" {
+spac::Strings SPAC_SPLIT(__real_)(const std::string & text, const spac::Strings & expressions, bool encodes);
+spac::Strings SPAC_SPLIT(__wrap_)(const std::string & text, const spac::Strings & expressions, bool encodes);
+}
+
+spac::Strings SPAC_SPLIT(__wrap_)(const std::string & text, const spac::Strings & expressions, bool encodes) {
+    if (text.size() <= spac::plain_bytes) {
+        return SPAC_SPLIT(__real_)(text, expressions, encodes);
+    }
+    spac::Strings words;
+    size_t        most = spac::most_bytes; // less where the host gives no address space for such a stack
+    for (size_t begin = 0; begin < text.size();) {
+        const size_t      end   = spac::end_of_piece(text, begin, most);
+        const bool        whole = end - begin == text.size();
+        const std::string piece = whole ? std::string() : text.substr(begin, end - begin);
+        spac::Strings     next;
+        const auto        split = [&] { next = SPAC_SPLIT(__real_)(whole ? text : piece, expressions, encodes); };
+        if (!spac::on_stack((end - begin) * spac::per_byte + (1 << 20), split)) {
+            if (end - begin > spac::plain_bytes) {
+                most = std::max(spac::plain_bytes, (end - begin) / 2);
+                continue;
+            }
+            split();
+        }
+        words.insert(words.end(), std::make_move_iterator(next.begin()), std::make_move_iterator(next.end()));
+        begin = end;
+    }
+    return words;
+}

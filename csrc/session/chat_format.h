@@ -2,6 +2,8 @@
 // common/chat) know how each family of models writes its reasoning and its tool calls.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,14 +16,12 @@ namespace spac {
 
 // The prompt of one request's messages, and what is needed to read its answer. It is immutable: any thread may read an
 // answer with it, also when the model is gone.
-class ChatPrompt {
+class ChatPrompt : NotCopied {
   public:
     struct Parts;
 
     explicit ChatPrompt(std::unique_ptr<const Parts> parts);
     ~ChatPrompt();
-    ChatPrompt(const ChatPrompt &)             = delete;
-    ChatPrompt & operator=(const ChatPrompt &) = delete;
 
     // Returns the prompt, without the beginning token where tokenizing adds it.
     const std::string & text() const;
@@ -50,14 +50,12 @@ class ChatPrompt {
 };
 
 // The chat templates of a model. The caller keeps the model alive while apply() is called.
-class ChatTemplates {
+class ChatTemplates : NotCopied {
   public:
     // `model` is a llama_model. `source` is a Jinja template that replaces the file's, or "". Throws InputError for a
     // template that cannot be read, and if there is none.
     ChatTemplates(const void * model, const std::string & source);
     ~ChatTemplates();
-    ChatTemplates(const ChatTemplates &)             = delete;
-    ChatTemplates & operator=(const ChatTemplates &) = delete;
 
     // Returns the prompt of a request. `request` is a JSON object with `messages`, and maybe with `tools` and
     // `tool_choice` ("auto", "none", "required"), all as in OpenAI's requests. It may also have `parallel_tool_calls`,

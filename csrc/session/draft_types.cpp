@@ -47,10 +47,8 @@ void check_config(const DraftConfig & config) {
     check_range("draft_min", config.n_min, 0, longest);
     check_range("ngram_size_n", config.ngram_size_n, 1, 1024);
     check_range("ngram_size_m", config.ngram_size_m, 1, 1024);
-    check_range("ngram_min_hits", config.ngram_min_hits, 1, 1024);
     check_range("ngram_mod_n_match", config.ngram_mod_n_match, 1, 1024);
     check_range("ngram_mod_n_min", config.ngram_mod_n_min, 0, 1024);
-    check_range("ngram_mod_n_max", config.ngram_mod_n_max, 1, 1024);
     if (!(config.p_min >= 0 && config.p_min <= 1)) {
         throw InputError("p_min is " + std::to_string(config.p_min) + ", expected a value from 0 to 1");
     }
@@ -144,16 +142,15 @@ common_params_speculative speculative_params(const DraftConfig & config) {
         throw InputError("the draft types " + common_speculative_type_name_str(params.types) +
                          " would share one draft context: name one of the draft-* types");
     }
-    params.draft.n_max                            = config.n_max;
-    params.draft.n_min                            = 0; // Speculator::draft applies it
-    params.draft.p_min                            = config.p_min;
-    const common_params_speculative_ngram_map map = {static_cast<uint16_t>(config.ngram_size_n),
-                                                     static_cast<uint16_t>(config.ngram_size_m),
-                                                     static_cast<uint16_t>(config.ngram_min_hits)};
-    params.ngram_simple                           = map;
-    params.ngram_map_k                            = map;
-    params.ngram_map_k4v                          = map;
-    params.ngram_mod = {config.ngram_mod_n_match, config.ngram_mod_n_max, config.ngram_mod_n_min};
+    params.draft.n_max = config.n_max;
+    params.draft.n_min = 0; // Speculator::draft applies it
+    params.draft.p_min = config.p_min;
+    for (auto * const map : {&params.ngram_simple, &params.ngram_map_k, &params.ngram_map_k4v}) {
+        map->size_n = static_cast<uint16_t>(config.ngram_size_n);
+        map->size_m = static_cast<uint16_t>(config.ngram_size_m);
+    }
+    params.ngram_mod.n_match = config.ngram_mod_n_match;
+    params.ngram_mod.n_min   = config.ngram_mod_n_min;
     return params;
 }
 

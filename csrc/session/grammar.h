@@ -1,6 +1,8 @@
 // Grammars for llama.cpp's sampler: made from JSON schemas, and checked before its recursive parser sees them.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <cstdint>
 #include <string>
 
@@ -25,12 +27,10 @@ void check_grammar(std::uintptr_t model, const std::string & text);
 // While it lives, llama.cpp's grammars throw InputError in this thread where they fail. Without it, code in C or Python
 // calls them, which no exception may cross. Then a grammar that fails allows nothing but an end, and
 // take_grammar_fault() tells why.
-class GrammarScope {
+class GrammarScope : NotCopied {
   public:
     GrammarScope();
     ~GrammarScope();
-    GrammarScope(const GrammarScope &)             = delete;
-    GrammarScope & operator=(const GrammarScope &) = delete;
 
     // Returns the work since the scope began, about in nanoseconds.
     uint64_t work() const;

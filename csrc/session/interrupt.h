@@ -1,6 +1,8 @@
 // Stops a running call of the session: on cancel(), from anywhere, or on an exception of the interrupt check.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -13,11 +15,9 @@ namespace spac {
 
 // The abort callback of the contexts that it is attached to. llama.cpp calls it between the nodes of a CPU graph, maybe
 // on other threads than the session's. The interrupt check is called on the session's thread alone.
-class Interrupt {
+class Interrupt : NotCopied {
   public:
-    Interrupt()                              = default;
-    Interrupt(const Interrupt &)             = delete;
-    Interrupt & operator=(const Interrupt &) = delete;
+    Interrupt() = default;
 
     void attach(llama_context * ctx);
     void detach(llama_context * ctx);
@@ -29,12 +29,10 @@ class Interrupt {
     // One call of the session, on the thread that makes it. Outside of calls the check is not made and cancel() stops
     // nothing, because the session must not stop somebody else's decode on the same context. Throws InputError while
     // another call runs.
-    class Call {
+    class Call : NotCopied {
       public:
         explicit Call(Interrupt & interrupt);
         ~Call();
-        Call(const Call &)             = delete;
-        Call & operator=(const Call &) = delete;
 
       private:
         Interrupt & interrupt_;

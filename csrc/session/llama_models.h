@@ -2,6 +2,8 @@
 // that the library refused; its log tells the reason.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -119,12 +121,10 @@ std::vector<llama_model_kv_override> entries_of(const Overrides & overrides);
 // The entries of llama_model_params.tensor_buft_overrides for layers whose experts lie elsewhere than their dense
 // weights: in another device's store, or on an RPC server. ggml's scheduler computes what reads them there. It has to
 // live until the model is loaded.
-class SlotLayers {
+class SlotLayers : NotCopied {
   public:
     SlotLayers();
     ~SlotLayers();
-    SlotLayers(const SlotLayers &)             = delete;
-    SlotLayers & operator=(const SlotLayers &) = delete;
 
     // Gives the experts of these layers to a device. Throws InputError for an unknown device.
     void add(const std::string & device, const std::vector<int> & layers);

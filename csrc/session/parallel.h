@@ -4,6 +4,7 @@
 // Like session.h, this header names no llama.cpp type.
 #pragma once
 
+#include "core/not_copied.h"
 #include "session/session.h"
 
 #include <exception>
@@ -56,7 +57,7 @@ struct JoinConfig {
 // With a unified memory (kv_unified), sequences share its cells. If they do not suffice, sequences that have left lose
 // their cells first. Then the youngest one is copied to host memory, until there is a place for it again. The oldest
 // one always goes on.
-class ParallelSession {
+class ParallelSession : NotCopied {
   public:
     // Says what the memory holds of one place.
     struct Held {
@@ -71,8 +72,6 @@ class ParallelSession {
     // together.
     ParallelSession(const SessionConfig & config, bool separate);
     ~ParallelSession();
-    ParallelSession(const ParallelSession &)             = delete;
-    ParallelSession & operator=(const ParallelSession &) = delete;
 
     // Adds a sequence of all `tokens` and returns its id. Continues from what the memory, the prompt cache or another
     // sequence has of them. Throws InputError if all places are taken, for tokens that do not fit, and for sampling

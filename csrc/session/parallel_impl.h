@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/device/timer.h"
+#include "core/not_copied.h"
 #include "session/context.h"
 #include "session/expert_demand.h"
 #include "session/interrupt.h"
@@ -27,14 +28,12 @@ struct Tail {
 
 // The drafts of several sequences. A draft model has a context of as many sequences as the target, and drafts for all
 // in one batch a token. N-grams look at one sequence's tokens alone, so each has a Speculator of its own.
-class ParallelDrafts {
+class ParallelDrafts : NotCopied {
   public:
     // `targets` are the sequences of the target's context. Throws InputError for types and contexts that do not fit.
     ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets, llama_context * draft_ctx,
                    Interrupt & interrupt);
     ~ParallelDrafts();
-    ParallelDrafts(const ParallelDrafts &)             = delete;
-    ParallelDrafts & operator=(const ParallelDrafts &) = delete;
 
     struct Request {
         size_t               index = 0; // of the sequence

@@ -1,6 +1,6 @@
 // A step of several sequences: their drafts, one verification, and what each of them samples.
 #include "session/parallel_impl.h"
-#include "session/sampler.h"
+#include "session/token_sampler.h"
 
 #include <algorithm>
 #include <string>

@@ -1,6 +1,7 @@
 // The places for sequences on a context, and the cells of the memory that they share.
 #pragma once
 
+#include "core/not_copied.h"
 #include "session/context.h"
 #include "session/sequence.h"
 #include "session/session.h"
@@ -14,11 +15,9 @@
 namespace spac {
 
 // A place for a sequence.
-struct Place {
+struct Place : NotCopied {
     Place(llama_context * ctx, size_t at)
         : index(at), target(ctx, "target", static_cast<llama_seq_id>(at)), sequence(target) {}
-    Place(const Place &)             = delete;
-    Place & operator=(const Place &) = delete;
 
     size_t                            index;
     Context                           target;

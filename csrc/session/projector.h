@@ -3,6 +3,8 @@
 // This header names no llama.cpp type, as session.h.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -62,13 +64,11 @@ struct ImagePrompt {
     const ImagePiece * piece(int32_t placeholder) const;
 };
 
-class Projector {
+class Projector : NotCopied {
   public:
     // Throws InputError if the file is no projector, or another model's.
     explicit Projector(const ProjectorConfig & config);
     ~Projector();
-    Projector(const Projector &)             = delete;
-    Projector & operator=(const Projector &) = delete;
 
     // Returns the text that stands for an image in a prompt's text. It is different in every process, so that no
     // message of a user holds it.

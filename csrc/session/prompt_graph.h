@@ -1,14 +1,30 @@
-// How prompts are evaluated: the size of the graphs, chosen piece by piece, and the routes of a prompt's last tokens.
+// How prompts are evaluated: the size of a context's graphs, and the routes of a prompt's last tokens.
+//
+// llama.cpp plans the compute buffers of a context for graphs of n_ubatch tokens. Larger graphs take fewer passes of
+// the experts for a prompt, and more memory.
 #pragma once
 
 #include "backend/experts/experts.h"
+#include "core/not_copied.h"
 
+#include <cstddef>
 #include <functional>
+#include <map>
+#include <string>
 
 struct llama_context;
 
 namespace spac {
 
+// Returns the bytes that compute buffers for graphs of `n_tokens` take of each device, by its name. The context's
+// memory and buffers stay as they are. Throws MemoryError if the buffers cannot be allocated again.
+std::map<std::string, size_t> graph_bytes(llama_context * ctx, int n_tokens);
+
+// Makes compute buffers for graphs of `n_tokens`, at most n_batch, in place of those that the context has. The
+// context's memory stays. Throws MemoryError if the device has no memory for them; then the size is the old one.
+void set_graph_tokens(llama_context * ctx, int n_tokens);
+
+// Chooses the size of the graphs that evaluate prompts, piece by piece.
 class PromptGraph {
   public:
     // The graphs that the context was made for are the small ones.
@@ -37,15 +53,13 @@ class PromptGraph {
 };
 
 // While it lives, the experts note the routes of a graph's last `n` tokens; 0 for none.
-class NotedTail {
+class NotedTail : NotCopied {
   public:
     // Tokens at a prompt's end whose routes are shown to the listener: enough for a scheduler to see what comes now.
     static constexpr int route_tokens = 32;
 
     NotedTail(Experts * experts, int n) : experts_(n > 0 ? experts : nullptr) { set(n); }
     ~NotedTail() { set(0); }
-    NotedTail(const NotedTail &)             = delete;
-    NotedTail & operator=(const NotedTail &) = delete;
 
   private:
     void set(int n) {

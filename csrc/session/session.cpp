@@ -2,9 +2,9 @@
 
 #include "backend/device/timer.h"
 #include "session/draft_types.h"
-#include "session/graph_size.h"
-#include "session/sampler.h"
+#include "session/prompt_graph.h"
 #include "session/session_impl.h"
+#include "session/token_sampler.h"
 
 #include <algorithm>
 

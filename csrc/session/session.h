@@ -7,6 +7,7 @@
 
 #include "backend/experts/experts.h"
 #include "core/error.h"
+#include "core/not_copied.h"
 #include "session/chat_format.h"
 #include "session/projector.h"
 #include "session/token_probabilities.h"
@@ -36,10 +37,8 @@ struct DraftConfig {
     float                    p_min        = 0;  // a draft model stops at a token with a lower probability
     int                      ngram_size_n = 12; // ngram-simple, ngram-map-*: tokens to look up
     int                      ngram_size_m = 48; // ngram-simple, ngram-map-*: tokens to propose (draft length cuts them)
-    int                      ngram_min_hits    = 1;
     int                      ngram_mod_n_match = 24;
     int                      ngram_mod_n_min   = 48;
-    int                      ngram_mod_n_max   = 64;
 };
 
 // Settings of sampling the target's tokens. Names and defaults are llama.cpp's; temp <= 0 is greedy.
@@ -177,13 +176,11 @@ struct Listeners {
 
 // A session is for one thread at a time: a call made while another runs throws InputError. cancel() may be called at
 // any time.
-class Session {
+class Session : NotCopied {
   public:
     // Throws InputError for contexts, draft types or sampling parameters that cannot work together.
     explicit Session(const SessionConfig & config);
     ~Session();
-    Session(const Session &)             = delete;
-    Session & operator=(const Session &) = delete;
 
     // Called after each piece of a prompt: a large graph, or several small ones. It may throw.
     using Progress = std::function<void(int n_done, int n_total)>;

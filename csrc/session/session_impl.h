@@ -1,20 +1,57 @@
-// The parts of a Session: session.cpp has its calls and the steps, session_prompt.cpp evaluates prompts.
+// The parts of a Session: session.cpp has its calls and the steps, session_prompt.cpp evaluates prompts and verifies.
 #pragma once
 
 #include "backend/device/timer.h"
+#include "common.h"
 #include "session/context.h"
+#include "session/expert_demand.h"
 #include "session/interrupt.h"
 #include "session/prompt_cache.h"
 #include "session/prompt_graph.h"
 #include "session/sequence.h"
 #include "session/session.h"
 #include "session/speculator.h"
-#include "session/verifier.h"
+#include "session/token_sampler.h"
 
 #include <atomic>
 #include <memory>
 
 namespace spac {
+
+// The target's side of a step: it decodes the draft, counts the demand for experts, and samples.
+class Verifier {
+  public:
+    // `experts` may be null. Throws InputError for invalid sampling settings.
+    Verifier(Context & target, std::shared_ptr<Experts> experts, const SamplingConfig & sampling, Interrupt & interrupt,
+             Trace & trace);
+
+    // These are ExpertDemand's and TokenSampler's.
+    void set_step_tokens(int n_tokens) { demand_.set_step_tokens(n_tokens); }
+    void set_sampling(const SamplingConfig & sampling) { sampler_.set(sampling); }
+    void set_layer_listener(ExpertDemand::LayerListener listener) { demand_.set_layer_listener(std::move(listener)); }
+
+    // Begins a new prompt: the sampler starts anew and has seen these tokens.
+    void begin(const int32_t * prompt, size_t n_tokens);
+
+    // Decodes `last` and the draft after it, takes the demand, and fills in the step's counts and times. The batch is
+    // valid until the next call. An exception leaves the target's memory and the demand as they were.
+    const common_batch & verify(llama_token last, const llama_tokens & draft, Step & step);
+
+    // Returns the draft tokens that the target accepts, then its own. Must be called once after verify().
+    llama_tokens sample(const llama_tokens & draft, Step & step);
+
+    // Returns true if the target's logits are those that the last sample() chose by: token i by row i.
+    bool has_logits() const { return has_logits_; }
+
+  private:
+    Context &    target_;
+    Interrupt &  interrupt_;
+    ExpertDemand demand_;
+    TokenSampler sampler_;
+    common_batch batch_;
+    Trace &      trace_;
+    bool         has_logits_ = false;
+};
 
 struct Session::Impl {
     explicit Impl(const SessionConfig & config);

@@ -1,5 +1,6 @@
 #include "session/speculator.h"
 
+#include "core/not_copied.h"
 #include "session/draft_types.h"
 #include "session/interrupt.h"
 #include "session/token_probabilities.h"
@@ -266,12 +267,10 @@ void Speculator::accept(int n, const llama_tokens & tokens) {
 
 namespace {
 
-class PassScope {
+class PassScope : NotCopied {
   public:
     explicit PassScope(Experts & experts) : experts_(experts) { experts_.set_draft_pass(true); }
     ~PassScope() { experts_.set_draft_pass(false); }
-    PassScope(const PassScope &)             = delete;
-    PassScope & operator=(const PassScope &) = delete;
 
   private:
     Experts & experts_;

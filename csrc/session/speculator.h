@@ -1,6 +1,7 @@
 // Drafts with llama.cpp's common_speculative, and keeps the draft context in step with the target.
 #pragma once
 
+#include "core/not_copied.h"
 #include "session/context.h"
 #include "session/session.h"
 #include "speculative.h"
@@ -41,12 +42,10 @@ class RouteLog {
     const DraftRoutes * get() const { return keeps_ ? &routes_ : nullptr; }
 
   private:
-    class Counting {
+    class Counting : NotCopied {
       public:
         explicit Counting(Experts * experts);
         ~Counting();
-        Counting(const Counting &)             = delete;
-        Counting & operator=(const Counting &) = delete;
 
       private:
         Experts * experts_;
@@ -96,15 +95,13 @@ void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_m
 // tokens alone. They are brought up to date just before they draft, and what a draft model evaluated while it drafted
 // is kept as far as it was accepted. The others (MTP, EAGLE-3, DFlash, …) read the target's hidden states: they must
 // see every batch right after the target decoded it.
-class Speculator {
+class Speculator : NotCopied {
   public:
     // `draft_experts` are the draft model's, or null. They are the target's if it drafts for itself. Throws InputError
     // for types, contexts and sizes that do not fit.
     Speculator(const DraftConfig & config, Context & target, llama_context * draft_ctx,
                std::shared_ptr<Experts> draft_experts, Interrupt & interrupt);
     ~Speculator();
-    Speculator(const Speculator &)             = delete;
-    Speculator & operator=(const Speculator &) = delete;
 
     // Returns how many tokens may be given to observe() at once, at most.
     int n_batch() const;

@@ -2,15 +2,161 @@
 
 #include "session/grammar.h"
 #include "session/projector.h"
-#include "session/sampler.h"
 #include "session/token_probabilities.h"
 
 #include <algorithm>
 #include <array>
+#include <climits>
+#include <cmath>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
 namespace spac {
+
+namespace {
+
+template <typename T> void check_range(const char * name, T value, T low, T high) {
+    // The condition has this form so that NaN fails too.
+    if (!(value >= low && value <= high)) {
+        std::ostringstream message;
+        message << name << " is " << value << ", expected a value from " << low << " to " << high;
+        throw InputError(message.str());
+    }
+}
+
+void check_ranges(const SamplingConfig & config) {
+    constexpr float big = 1e6f;
+    check_range("temp", config.temp, -big, big);
+    check_range("top_p", config.top_p, 0.0f, 1.0f);
+    check_range("min_p", config.min_p, 0.0f, 1.0f);
+    check_range("typ_p", config.typ_p, 0.0f, 1.0f);
+    check_range("top_n_sigma", config.top_n_sigma, -1.0f, big);
+    check_range("xtc_probability", config.xtc_probability, 0.0f, 1.0f);
+    check_range("xtc_threshold", config.xtc_threshold, 0.0f, 1.0f);
+    check_range("dynatemp_range", config.dynatemp_range, 0.0f, big);
+    check_range("dynatemp_exponent", config.dynatemp_exponent, 0.0f, big);
+    check_range("repeat_last_n", config.repeat_last_n, -1, 1 << 24);
+    check_range("repeat_penalty", config.repeat_penalty, 1e-6f, big);
+    check_range("frequency_penalty", config.frequency_penalty, -big, big);
+    check_range("presence_penalty", config.presence_penalty, -big, big);
+    check_range("dry_multiplier", config.dry_multiplier, 0.0f, big);
+    check_range("dry_base", config.dry_base, 0.0f, big);
+    check_range("dry_allowed_length", config.dry_allowed_length, 0, 1 << 24);
+    check_range("dry_penalty_last_n", config.dry_penalty_last_n, -1, 1 << 24);
+    check_range("mirostat", config.mirostat, 0, 2);
+    check_range("mirostat_lr", config.mirostat_lr, 0.0f, big);
+    check_range("mirostat_ent", config.mirostat_ent, 0.0f, big);
+    check_range("reasoning_budget", config.reasoning_budget, -1, INT_MAX);
+}
+
+std::vector<common_sampler_type> sampler_types(const std::vector<std::string> & names) {
+    std::vector<common_sampler_type> types;
+    for (const auto & name : names) {
+        // Each name is looked up alone, because common drops the names that it does not know.
+        const auto found = common_sampler_types_from_names({name});
+        if (found.empty()) {
+            throw InputError("unknown sampler '" + name +
+                             "', known are penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, "
+                             "infill, adaptive_p");
+        }
+        types.push_back(found.front());
+    }
+    return types;
+}
+
+void add_logit_bias(const SamplingConfig & config, const llama_vocab * vocab, common_params_sampling & params) {
+    const int n_vocab = llama_vocab_n_tokens(vocab);
+    for (const auto & [token, bias] : config.logit_bias) {
+        if (token < 0 || token >= n_vocab) {
+            throw InputError("logit_bias names token " + std::to_string(token) + ", the vocabulary has tokens 0 to " +
+                             std::to_string(n_vocab - 1));
+        }
+        params.logit_bias.push_back({token, bias});
+    }
+    if (config.ignore_eos) {
+        for (llama_token token = 0; token < n_vocab; ++token) {
+            if (llama_vocab_is_eog(vocab, token)) {
+                params.logit_bias.push_back({token, -INFINITY});
+            }
+        }
+    }
+}
+
+} // namespace
+
+common_params_sampling sampling_params(const SamplingConfig & config, const llama_model * model, int n_ctx) {
+    check_ranges(config);
+
+    common_params_sampling params;
+    params.seed               = config.seed.value_or(LLAMA_DEFAULT_SEED);
+    params.temp               = config.temp;
+    params.top_k              = config.top_k;
+    params.top_p              = config.top_p;
+    params.min_p              = config.min_p;
+    params.typ_p              = config.typ_p;
+    params.top_n_sigma        = config.top_n_sigma;
+    params.xtc_probability    = config.xtc_probability;
+    params.xtc_threshold      = config.xtc_threshold;
+    params.dynatemp_range     = config.dynatemp_range;
+    params.dynatemp_exponent  = config.dynatemp_exponent;
+    params.penalty_last_n     = config.repeat_last_n < 0 ? n_ctx : config.repeat_last_n;
+    params.penalty_repeat     = config.repeat_penalty;
+    params.penalty_freq       = config.frequency_penalty;
+    params.penalty_present    = config.presence_penalty;
+    params.dry_multiplier     = config.dry_multiplier;
+    params.dry_base           = config.dry_base;
+    params.dry_allowed_length = config.dry_allowed_length;
+    params.dry_penalty_last_n = config.dry_penalty_last_n < 0 ? n_ctx : config.dry_penalty_last_n;
+    params.mirostat           = config.mirostat;
+    params.mirostat_eta       = config.mirostat_lr;
+    params.mirostat_tau       = config.mirostat_ent;
+    params.n_prev             = std::max(params.n_prev, params.penalty_last_n);
+    params.ignore_eos         = config.ignore_eos;
+    params.no_perf            = true;
+    if (config.samplers) {
+        params.samplers = sampler_types(*config.samplers);
+    }
+    if (!config.grammar.empty()) {
+        params.grammar = common_grammar(COMMON_GRAMMAR_TYPE_USER, config.grammar);
+    }
+    if (config.chat != nullptr) {
+        config.chat->constrain(params, config.reasoning_budget);
+    }
+    const auto * const vocab = llama_model_get_vocab(model);
+    if (!params.grammar.empty()) {
+        check_grammar(vocab, common_grammar_value(params.grammar), params.grammar.type == COMMON_GRAMMAR_TYPE_USER);
+    }
+    add_logit_bias(config, vocab, params);
+    return params;
+}
+
+common_sampler_ptr make_sampler(const llama_model * model, common_params_sampling params) {
+    const GrammarScope scope;
+    common_sampler *   sampler = nullptr;
+    try {
+        sampler = common_sampler_init(model, params);
+    } catch (const std::exception & error) {
+        // common loses the grammar's message about the beginning of an answer.
+        const bool begins = !params.generation_prompt.empty() && !params.grammar_lazy &&
+                            common_grammar_needs_prefill(params.grammar) &&
+                            error.what() == std::string("std::exception");
+        throw InputError(begins ? "the answer begins with what its schema or its tools do not allow"
+                                : std::string("the sampler cannot be made: ") + error.what());
+    }
+    SPAC_CHECK(sampler != nullptr, params.temp, params.top_k);
+    return common_sampler_ptr(sampler);
+}
+
+std::exception_ptr sampler_fault() {
+    try {
+        throw;
+    } catch (const Error &) { // such as a grammar's limit
+        return std::current_exception();
+    } catch (const std::exception & error) {
+        return std::make_exception_ptr(InternalError(std::string("the sampler failed: ") + error.what()));
+    }
+}
 
 TokenSampler::TokenSampler(const SamplingConfig & config, const llama_model * model, int n_ctx)
     : model_(model), n_ctx_(n_ctx), params_(sampling_params(config, model, n_ctx)),

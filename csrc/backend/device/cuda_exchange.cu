@@ -1,4 +1,4 @@
-#include "backend/device/exchange.h"
+#include "backend/device/stream_gate.h"
 #include "core/error.h"
 
 #include <algorithm>

@@ -1,10 +1,8 @@
-// A stream gate for CUDA, made of stream memory operations. The device writes a word in pinned host memory, and waits
-// until another word has reached a value. No kernel runs during the wait, so a graphics card's watchdog does not stop
-// it.
+// A stream gate for CUDA, made of stream memory operations, and a wait for events. The device writes a word in pinned
+// host memory, and waits until another word has reached a value. No kernel runs during the wait, so a graphics card's
+// watchdog does not stop it.
 #if defined(SPAC_WITH_CUDA)
 
-#include "backend/device/cuda_driver.h"
-#include "backend/device/exchange.h"
 #include "backend/device/ggml_internals.h"
 #include "backend/device/stream_gate.h"
 #include "core/error.h"
@@ -17,12 +15,70 @@
 #include <string>
 #include <thread>
 
+#include <dlfcn.h>
+
 void * ggml_backend_cuda_stream(ggml_backend_t backend); // patches/0003-cuda-stream.patch
 
 namespace spac {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Functions of CUDA's driver that spac uses and ggml-cuda does not offer: stream memory operations, and queries of
+// streams and events. They are looked up in the driver that ggml-cuda has loaded, so this code needs no CUDA compiler.
+struct CudaDriver {
+    // Values of cuda.h.
+    static constexpr int success = 0, no_context = 201, not_ready = 600;
+
+    using ValueOp = int (*)(void * stream, unsigned long long address, uint32_t value, unsigned flags);
+
+    // Each pointer is null if the driver lacks the function.
+    ValueOp wait_value                               = nullptr;
+    ValueOp write_value                              = nullptr;
+    int (*query_stream)(void * stream)               = nullptr;
+    int (*query_event)(void * event)                 = nullptr;
+    int (*get_context)(void ** context)              = nullptr; // gets the calling thread's
+    int (*set_context)(void * context)               = nullptr;
+    int (*error_name)(int error, const char ** name) = nullptr;
+
+    // Returns the loaded driver. It is looked up once, so the first call has to come after a call of ggml-cuda.
+    static const CudaDriver & loaded();
+    // Throws DeviceError with the error's name, unless the status is `success`. It needs error_name.
+    void check(int status) const;
+
+  private:
+    CudaDriver();
+};
+
+template <typename Function> void find(void * library, const char * name, Function & function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
+CudaDriver::CudaDriver() {
+    void * library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD); // ggml-cuda has loaded it
+    if (library != nullptr) {
+        find(library, "cuStreamWaitValue32_v2", wait_value);
+        find(library, "cuStreamWriteValue32_v2", write_value);
+        find(library, "cuStreamQuery", query_stream);
+        find(library, "cuEventQuery", query_event);
+        find(library, "cuCtxGetCurrent", get_context);
+        find(library, "cuCtxSetCurrent", set_context);
+        find(library, "cuGetErrorName", error_name);
+    }
+}
+
+const CudaDriver & CudaDriver::loaded() {
+    static const CudaDriver known;
+    return known;
+}
+
+void CudaDriver::check(int status) const {
+    if (status != success) {
+        const char * name = nullptr;
+        error_name(status, &name);
+        throw DeviceError(std::string("the GPU failed: ") + (name != nullptr ? name : std::to_string(status)));
+    }
+}
 
 // Flags of CUDA's driver (cuda.h).
 constexpr unsigned wait_until_reached = 0; // CU_STREAM_WAIT_VALUE_GEQ: compares cyclically, so numbers may wrap around
@@ -208,6 +264,22 @@ class CudaGate : public Gate {
 };
 
 } // namespace
+
+// It sleeps between queries. Linux adds some 50 µs to a short sleep, which is little beside the copy of an expert.
+//
+// The driver needs a context on the calling thread. The runtime made it current when this thread recorded the event.
+bool cuda_await(ggml_backend_t stream, ggml_backend_event_t event) {
+    const CudaDriver & driver = CudaDriver::loaded();
+    if (!ggml_backend_is_cuda(stream) || driver.query_event == nullptr) {
+        return false;
+    }
+    int status = driver.query_event(event->context);
+    while (status == CudaDriver::not_ready) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+        status = driver.query_event(event->context);
+    }
+    return status == CudaDriver::success;
+}
 
 std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend) {
     if (!ggml_backend_is_cuda(backend) || !has_gates(driver())) {

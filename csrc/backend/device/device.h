@@ -1,4 +1,4 @@
-// The devices that spac can put experts on, and their memory: the part that bindings see.
+// The devices that spac can put experts on, and their memory.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+struct ggml_backend_device;
+
 namespace spac {
 
-// A device's memory in bytes. inner_devices.h says what is counted.
+// A device's memory in bytes. The comment before watch_memory() says what is counted.
 struct DeviceMemory {
     size_t   free             = 0; // bytes that may still be allocated, within the limit
     size_t   device_free      = 0; // bytes that are free on the device, whatever the limit
@@ -48,5 +50,38 @@ struct MemoryRefusal {
 };
 // Returns the first refusal on this thread since the last call.
 MemoryRefusal take_memory_refusal();
+
+// ---- for the backend: the devices that a SPAC device can wrap are the machine's accelerators, which are taken out of
+// ggml's registry, and devices that are added to them
+
+// Takes the accelerators that ggml has registered out of its registry. It is called once, while the library is loaded,
+// before SPAC itself is registered.
+void hide_real_devices();
+// Adds a device at the end of the list.
+void add_inner_device(ggml_backend_device * device);
+
+// Returns the device of this name; case does not matter. Throws InputError, which names the known devices, if there is
+// none.
+ggml_backend_device * inner_device(const std::string & name);
+
+// Returns the first device, which is wrapped if no device was chosen.
+ggml_backend_device * first_inner_device();
+
+// The count of the device memory that this process holds, and its limit.
+//
+// All buffers are counted where they are made and freed: llama.cpp's (weights, contexts, compute buffers) and spac's
+// (slots, staging, masks, weight streams). Memory that a driver keeps for itself (its context, kernels, pools of
+// scratch) is in none of the figures. A limit makes a large device act as a small one: buffers beyond it are refused,
+// and the free memory is the memory that it leaves. Any thread may call these functions.
+
+// Counts the buffers of a device from now on. Call it before the device's first buffer is made. A second call does
+// nothing.
+void watch_memory(ggml_backend_device * device);
+
+DeviceMemory memory_of(ggml_backend_device * device);
+
+// Limits the bytes that buffers of this process take together; 0 means no limit. Buffers that exist already stay. The
+// peak begins anew.
+void set_memory_limit(ggml_backend_device * device, size_t bytes);
 
 } // namespace spac

@@ -1,4 +1,4 @@
-#include "backend/device/inner_devices.h"
+#include "backend/device/device.h"
 
 #include "backend/device/ggml_internals.h"
 

@@ -26,9 +26,9 @@ double gate_timeout();
 void                set_hand_over_in_place(std::optional<bool> on);
 std::optional<bool> hand_over_in_place();
 
-// Switches the kernels of the hand-off in place: spac's own ones (exchange.h) instead of ggml's lookups and sums. The
-// setting holds for graphs that are prepared from now on. The device must have a gate and these kernels. It is off at
-// first, since no GPU has measured it yet.
+// Switches the kernels of the hand-off in place: spac's own ones (stream_gate.h) instead of ggml's lookups and sums.
+// The setting holds for graphs that are prepared from now on. The device must have a gate and these kernels. It is off
+// at first, since no GPU has measured it yet.
 void set_exchange_kernels(bool on);
 bool exchange_kernels();
 

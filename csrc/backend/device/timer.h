@@ -1,6 +1,8 @@
 // Counters of time: nanoseconds of a monotonic clock.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -14,12 +16,10 @@ inline int64_t ns_since(Clock::time_point start) {
 }
 
 // Adds the time of a scope to a counter.
-class Timer {
+class Timer : NotCopied {
   public:
     explicit Timer(std::atomic<uint64_t> & total) : total_(total), start_(Clock::now()) {}
     ~Timer() { total_ += static_cast<uint64_t>(ns_since(start_)); }
-    Timer(const Timer &)             = delete;
-    Timer & operator=(const Timer &) = delete;
 
   private:
     std::atomic<uint64_t> & total_;

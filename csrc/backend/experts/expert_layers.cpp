@@ -1,4 +1,4 @@
-#include "backend/experts/expert_layers.h"
+#include "backend/experts/model_experts.h"
 
 #include <algorithm>
 #include <limits>

@@ -7,6 +7,7 @@
 
 #include "backend/device/ggml_internals.h"
 #include "backend/experts/experts.h"
+#include "core/not_copied.h"
 #include "core/pinned_ranges.h"
 
 #include <memory>
@@ -21,13 +22,11 @@ namespace spac {
 class ModelExperts;
 
 // A store for one wrapped device. `inner` provides pinned memory if the loader copies instead of mapping.
-class Store {
+class Store : NotCopied {
   public:
     // The name tells the stores of several devices apart: llama.cpp's loader puts weights of buffer types with equal
     // names together.
     Store(std::string name, ggml_backend_dev_t (*get_inner)(void *), void * inner_context);
-    Store(const Store &)             = delete;
-    Store & operator=(const Store &) = delete;
 
     const char *               name() const { return name_.c_str(); }
     ggml_backend_buffer_type_t buffer_type() { return &buft_; }
@@ -79,13 +78,11 @@ void   uncount_pinned(size_t bytes);
 
 // The registrations of one mapping. They are made slice by slice, because a driver may refuse more than some total.
 // After a refusal, earlier slices stay registered, and no more are tried.
-class PinnedMapping {
+class PinnedMapping : NotCopied {
   public:
     // Adds every registration to `ranges`, which must live longer than this object.
     explicit PinnedMapping(PinnedRanges & ranges) : ranges_(ranges) {}
     ~PinnedMapping();
-    PinnedMapping(const PinnedMapping &)             = delete;
-    PinnedMapping & operator=(const PinnedMapping &) = delete;
 
     // Registers the mapping, and touches every page. `weights` (in any order) are spac's own, and borders of
     // registrations lie inside them (core/pinned_ranges.h). Returns the reason why a part is not registered.

@@ -6,6 +6,7 @@
 
 #include "core/home_process.h"
 #include "core/huge_pages.h"
+#include "core/not_copied.h"
 #include "core/trace.h"
 
 #include <cstddef>
@@ -58,8 +59,7 @@ struct ExpertStats {
     uint64_t blocks_exchanged;   // blocks that the device's own kernels handed to the host (set_exchange_kernels)
     uint64_t join_bytes;         // rows of blocks in which the host took part, whether or not the host computed them
     uint64_t graphs_prepared;    // graphs with MoE blocks that were met for the first time (graph_cache.h)
-    uint64_t graph_ns;           // time that graphs with MoE blocks took on the calling thread, from begin to end
-    uint64_t queue_ns;           // of this, time inside the wrapped device's calls that queue copies and launches
+    uint64_t queue_ns;           // time inside the wrapped device's calls that queue copies and launches
     uint64_t disk_bytes;         // bytes that the process has read from disks; 0 if the experts fit into memory
     uint64_t ahead_ns;           // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
     uint64_t misses_cpu;         // distinct (layer, expert) per step that were not resident and that the CPU computed
@@ -232,7 +232,7 @@ class Experts {
     // Returns the counts of each part, and divides no longer. They are complete once the context is synchronized.
     virtual std::vector<ExpertCounts> take_parts() = 0;
     // Sets the number of tokens from which on batches that do not count as demand are streamed: all their experts are
-    // copied through the device and computed there (weight_stream.h). Slots are not touched. 0, the default, means
+    // copied through the device and computed there (prefill_runner.h). Slots are not touched. 0, the default, means
     // never.
     virtual void set_stream_tokens(int n) = 0;
     // Sets the number of tokens up to which each graph has staging, so that the CPU can compute a part of it. Larger
@@ -258,14 +258,12 @@ class Experts {
 // A scope that gives a handle on the experts of a model: `experts()` has those of the model that is loaded on this
 // thread while the scope lives. Scopes nest, and each is used for one model. Without a scope, a model's experts are
 // kept too, but there is no handle on them, so all are computed on the CPU.
-class LoadScope {
+class LoadScope : NotCopied {
   public:
     // `paged` means that the experts exceed the memory: the file is read only as it is needed, and is not pinned.
     // `copies` copies the model's files to huge pages; if it is null, the files are mapped.
     explicit LoadScope(bool paged = false, std::shared_ptr<HugeCopies> copies = nullptr);
     ~LoadScope();
-    LoadScope(const LoadScope &)             = delete;
-    LoadScope & operator=(const LoadScope &) = delete;
 
     std::shared_ptr<Experts> experts() const;
     HugeCopies *             copies() const { return copies_.get(); }
@@ -282,12 +280,10 @@ class LoadScope {
 // lives on a thread, an abort on this thread becomes an exception. llama.cpp's own handlers around loading a model and
 // making a context turn it into a failure that the caller sees. Use a guard for those calls only: ggml's state is not
 // made to be unwound while it computes.
-class AbortGuard {
+class AbortGuard : NotCopied {
   public:
     AbortGuard();
     ~AbortGuard();
-    AbortGuard(const AbortGuard &)             = delete;
-    AbortGuard & operator=(const AbortGuard &) = delete;
 
     // Returns true if a guard lives on this thread.
     static bool here();

@@ -324,7 +324,6 @@ void Counters::add_to(ExpertStats & stats) const {
     stats.stream_ring_bytes = stream_ring_bytes;
     stats.blocks_exchanged  = blocks_exchanged;
     stats.graphs_prepared   = graphs_prepared;
-    stats.graph_ns          = graph_ns;
     stats.queue_ns          = queue_ns;
     stats.ahead_ns          = ahead_ns;
     stats.load_bytes        = load_bytes;

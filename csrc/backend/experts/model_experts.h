@@ -9,12 +9,12 @@
 
 #include "backend/experts/demand.h"
 #include "backend/experts/draft_copies.h"
-#include "backend/experts/expert_layers.h"
 #include "backend/experts/experts.h"
 #include "backend/experts/lookahead.h"
 #include "backend/experts/slot_storage.h"
 #include "core/pinned_ranges.h"
 #include "core/residency.h"
+#include "core/slot_table.h"
 
 #include <array>
 #include <atomic>
@@ -37,7 +37,7 @@ struct Counters {
     std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
     std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
     std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
-    std::atomic<uint64_t> graphs_prepared{0}, graph_ns{0}, queue_ns{0}, ahead_ns{0};
+    std::atomic<uint64_t> graphs_prepared{0}, queue_ns{0}, ahead_ns{0};
     std::atomic<uint64_t> load_bytes{0}, load_ns{0};
     std::atomic<uint64_t> blocks_streamed{0}, stream_bytes{0}, stream_slot_bytes{0};
     std::atomic<uint64_t> stream_ring_bytes{0}, blocks_exchanged{0};
@@ -65,6 +65,55 @@ struct ExpertsPart {
 
     std::atomic<size_t>   stream_held{0}; // bytes of contexts' weight streams
     std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
+};
+
+// The list of one model's MoE layers. They are found in its graphs one by one, numbered in the order in which they run,
+// and put into pools.
+//
+// The owner's mutex guards the list. Once it is frozen, layers keep their addresses, and only their n_used changes.
+class ExpertLayers {
+  public:
+    struct Layer {
+        LayerInfo                 info;
+        std::vector<ExpertWeight> weights;
+        ggml_backend_dev_t        device;
+    };
+
+    // Returns the layer with these weights (in the order of their use). It adds a new layer of `device` if the list is
+    // not frozen yet, and returns -1 otherwise. The device limits the size of a pool; if it is null, only the range of
+    // kernels' indices does.
+    int find_or_add(const std::vector<const ggml_tensor *> & weights, int n_used, ggml_backend_dev_t device);
+    // Closes the list, because the policy has seen it. Layers that are found later run on the host.
+    void freeze() { frozen_ = true; }
+
+    bool          empty() const { return layers_.empty(); }
+    int           size() const { return static_cast<int>(layers_.size()); }
+    auto          begin() const { return layers_.begin(); }
+    auto          end() const { return layers_.end(); }
+    const Layer & operator[](int il) const { return layers_[il]; }
+    int           n_expert() const; // returns the maximum over layers
+
+    // ---- devices, in the order of their first layers
+    const std::vector<ggml_backend_dev_t> & devices() const { return devices_; }
+
+    // ---- pools
+    int n_pool() const { return n_pool_; }
+    // Returns the weights of one layer of each pool, whose shapes the pool's slots have.
+    std::vector<std::vector<ExpertWeight>> prototypes() const;
+    // Returns for each pool the most slots that one tensor may stack on the pool's device.
+    std::vector<int> pool_limits() const;
+    // Returns the layers in a slot table's form.
+    std::vector<SlotTable::Layer> table_layers() const;
+    // Returns the same, where layers of other devices have no experts.
+    std::vector<SlotTable::Layer> table_layers_on(int device) const;
+
+  private:
+    int pool_for(const Layer & layer, ggml_backend_dev_t device) const;
+
+    std::vector<Layer>              layers_;
+    std::vector<ggml_backend_dev_t> devices_;
+    int                             n_pool_ = 0;
+    bool                            frozen_ = false;
 };
 
 class ModelExperts : public Experts, public std::enable_shared_from_this<ModelExperts> {

@@ -1,6 +1,6 @@
 #include "backend/experts/slot_storage.h"
 
-#include "backend/device/inner_devices.h"
+#include "backend/device/device.h"
 #include "core/error.h"
 #include "core/slot_table.h"
 

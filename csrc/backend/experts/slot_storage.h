@@ -48,7 +48,7 @@ class SlotStorage {
     std::vector<std::vector<ggml_tensor *>> tensors_;
 };
 
-// The turns of prefill streaming (prefill/weight_stream.h). In each turn, one matrix of all experts passes through the
+// The turns of prefill streaming (prefill/prefill_runner.h). In each turn, one matrix of all experts passes through the
 // device, and the biases behind it. A turn has the weights that the device holds at the same time, and the nodes that
 // read them.
 struct WeightTurn {

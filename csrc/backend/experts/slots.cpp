@@ -1,5 +1,5 @@
 // Slots: how many each device has, which experts the plan wants in them, and which are there.
-#include "backend/device/inner_devices.h"
+#include "backend/device/device.h"
 #include "backend/experts/model_experts.h"
 #include "backend/experts/reconciler.h"
 #include "backend/experts/slot_storage.h"

@@ -1,4 +1,4 @@
-#include "backend/graph/nodes.h"
+#include "backend/graph/split_graph.h"
 
 #include <cstring>
 #include <unordered_set>

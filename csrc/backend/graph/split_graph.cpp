@@ -3,7 +3,6 @@
 #include "backend/experts/expert_store.h"
 #include "backend/experts/lookahead.h"
 #include "backend/experts/model_experts.h"
-#include "backend/graph/nodes.h"
 
 #include <algorithm>
 #include <utility>

@@ -13,7 +13,9 @@
 #include "backend/graph/moe_block.h"
 #include "backend/graph/router.h"
 
+#include <initializer_list>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 namespace spac {
@@ -122,8 +124,8 @@ struct SplitBlock {
     // True if kernels write ids, input and scores into the host's staging, and the join reads the host's rows there. No
     // other copies are made for this block.
     bool in_place = false;
-    // True if it is in place, and the device's own kernels do it (device/exchange.h). Then the dense nodes have no more
-    // nodes than those for the scores.
+    // True if it is in place, and the device's own kernels do it (device/stream_gate.h). Then the dense nodes have no
+    // more nodes than those for the scores.
     bool exchanged = false;
     // The slot ids of the device's part, in staging on the device. The join by the device's own kernels reads them.
     const int32_t * slot_ids = nullptr;
@@ -230,5 +232,31 @@ struct InPlace {
 // number of blocks that are looked ahead; 0 means none.
 std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block> blocks, void * host,
                                     ggml_backend_buffer_t device, int distance, const InPlace & in_place);
+
+// ---- makers of the nodes of prepared graphs: leaves, lookups and copies of a chain's nodes, in memory that exists
+// already (nodes.cpp)
+
+// The replacements of llama.cpp's nodes in a copy of their chain.
+using NodeMap = std::unordered_map<const ggml_tensor *, ggml_tensor *>;
+
+ggml_tensor * leaf(ggml_context * ctx, ggml_type type, std::initializer_list<int64_t> ne, void * data,
+                   ggml_backend_buffer_t buffer);
+// Makes a get_rows node that writes to spac's memory.
+ggml_tensor * lookup(ggml_context * ctx, ggml_tensor * table, ggml_tensor * ids, void * data,
+                     ggml_backend_buffer_t buffer);
+// Makes a leaf for a table of one number per expert. Its shape is [1, n_expert, n_tokens] with stride 0 between tokens,
+// so that one lookup serves all ids.
+ggml_tensor * table_leaf(ggml_context * ctx, ggml_type type, int64_t n_expert, int64_t n_tokens, void * data,
+                         ggml_backend_buffer_t buffer);
+// Copies one node, and replaces its sources that are in `map`.
+ggml_tensor * copy_node(ggml_context * ctx, const ggml_tensor * node, NodeMap & map);
+
+// Makes a graph of spac's own nodes, with the counts of how often the nodes read each other.
+ggml_cgraph * count_uses(ggml_context * ctx, const std::vector<ggml_tensor *> & nodes);
+
+// Adds lookups of every row's scales on the device to `nodes`. They use the router's ids, since the tables have all
+// experts. With `to`, the pairs' rows of the output (compact form), it also adds nodes that pick these rows.
+void add_device_scales(ggml_context * ctx, SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch,
+                       ggml_tensor * to, NodeMap & map, std::vector<ggml_tensor *> & nodes);
 
 } // namespace spac

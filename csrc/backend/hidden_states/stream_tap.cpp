@@ -3,7 +3,7 @@
 #include "backend/device/capabilities.h"
 #include "backend/device/settings.h"
 #include "backend/experts/model_experts.h"
-#include "backend/graph/nodes.h"
+#include "backend/graph/split_graph.h"
 #include "core/error.h"
 
 #include <algorithm>

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core/home_process.h"
+#include "core/not_copied.h"
 
 #include <cstdint>
 #include <memory>
@@ -73,12 +74,10 @@ std::shared_ptr<Tap> new_tap();
 
 // A scope that binds a tap to a context: the one that is made on this thread while the scope lives. Scopes nest, and
 // each is for one context.
-class TapScope {
+class TapScope : NotCopied {
   public:
     explicit TapScope(std::shared_ptr<Tap> tap);
     ~TapScope();
-    TapScope(const TapScope &)             = delete;
-    TapScope & operator=(const TapScope &) = delete;
 
   private:
     std::shared_ptr<Tap> outer_;

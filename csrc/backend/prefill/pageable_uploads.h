@@ -6,6 +6,7 @@
 
 #include "backend/device/ggml_internals.h"
 #include "core/home_process.h"
+#include "core/not_copied.h"
 
 #include <array>
 #include <atomic>
@@ -22,13 +23,11 @@ namespace spac {
 
 // Threads that each copy a slice of the bytes, beside the caller. They poll for the next copy for a short time after
 // each one, and then sleep. Only one thread may call copy() at a time.
-class ParallelCopy {
+class ParallelCopy : NotCopied {
   public:
     // `n_threads` includes the caller. The first copy starts the threads. A thread that the system refuses is left out.
     explicit ParallelCopy(int n_threads);
     ~ParallelCopy();
-    ParallelCopy(const ParallelCopy &)             = delete;
-    ParallelCopy & operator=(const ParallelCopy &) = delete;
 
     int n_threads() const { return n_threads_; }
     // Copies as memcpy() does, and returns when all bytes are there.

@@ -1,7 +1,7 @@
-#include "backend/prefill/weight_stream.h"
+#include "backend/prefill/prefill_runner.h"
 
 #include "backend/device/capabilities.h"
-#include "backend/device/inner_devices.h"
+#include "backend/device/device.h"
 #include "backend/device/settings.h"
 #include "backend/experts/model_experts.h"
 #include "backend/stream/compute_stream.h"

@@ -1,6 +1,5 @@
 // ggml's RPC code is compiled into this file, because the sizes of its messages, its devices and its server's loop are
 // known to that file alone.
-#include "backend/remote/ggml_rpc.h"
 
 #include "backend/remote/rpc_socket.h"
 #include "core/error.h"

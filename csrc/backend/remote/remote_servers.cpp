@@ -1,6 +1,5 @@
 #include "backend/remote/remote_servers.h"
 
-#include "backend/remote/ggml_rpc.h"
 #include "backend/remote/rpc_socket.h"
 #include "core/error.h"
 #include "core/home_process.h"

@@ -5,6 +5,8 @@
 // next graph on that server fails with a status, and the session reports the loss instead of the results.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,15 +26,13 @@ struct RemoteDevice {
 };
 
 // A connection to one server. Models that use its devices have to be freed before it.
-class RemoteServer {
+class RemoteServer : NotCopied {
   public:
     // Returns the process's connection to a server; makes it if there is none. Throws InputError if the server cannot
     // be reached, has another version or is no RPC server, and DeviceError if a model still uses a connection that is
     // lost.
     static std::shared_ptr<RemoteServer> open(const std::string & host, int port);
     ~RemoteServer();
-    RemoteServer(const RemoteServer &)             = delete;
-    RemoteServer & operator=(const RemoteServer &) = delete;
 
     const std::string &               address() const; // "host:port"
     const std::vector<RemoteDevice> & devices() const;

@@ -1,9 +1,8 @@
 #include "backend/remote/rpc_server.h"
 
+#include "backend/device/device.h"
 #include "backend/device/ggml_internals.h"
-#include "backend/device/inner_devices.h"
 #include "backend/experts/experts.h"
-#include "backend/remote/ggml_rpc.h"
 #include "backend/remote/rpc_socket.h"
 #include "backend/remote/split_client.h"
 #include "backend/split/thread_pool.h"
@@ -15,23 +14,12 @@
 #include <utility>
 
 namespace spac {
-namespace {
-
-// Returns the memory of the CPU's device. ggml calls all memory of the machine free.
-void cpu_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
-    ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), free, total);
-    const size_t available = available_memory();
-    *free                  = available > 0 ? std::min(*free, available) : *free;
-}
-
-} // namespace
-
 struct RpcServer::Impl {
     std::vector<ggml_backend_t> backends;
     std::vector<std::string>    names; // of inner devices, in the order of `backends`; the CPU's backend comes last
     int                         n_threads = 1;
     bool                        splits    = false;
-    ggml_backend_device         cpu{}; // the CPU's device, with `cpu_memory`
+    ggml_backend_device         cpu{}; // the CPU's device, with `memory_of_host`
     std::unique_ptr<ThreadPool> pool;
     std::string                 cache;
 
@@ -41,7 +29,7 @@ struct RpcServer::Impl {
             throw MemoryError("ggml's CPU backend cannot be made");
         }
         cpu                  = *ggml_backend_get_device(backend);
-        cpu.iface.get_memory = cpu_memory;
+        cpu.iface.get_memory = memory_of_host;
         backend->device      = &cpu;
         pool                 = std::make_unique<ThreadPool>(n_threads, 0); // other programs use the cores meanwhile
         ggml_backend_cpu_set_n_threads(backend, n_threads);

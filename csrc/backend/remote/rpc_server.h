@@ -4,6 +4,8 @@
 // reach it.
 #pragma once
 
+#include "core/not_copied.h"
+
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -21,7 +23,7 @@ struct LentDevice {
     size_t      total; // bytes
 };
 
-class RpcServer {
+class RpcServer : NotCopied {
   public:
     // Lends the devices of these names ("cpu" and those of devices()). `n_threads` compute on the CPU. Weights are kept
     // in the folder `cache`, so that a client need not send them again; empty: they are not. With `splits`, a client
@@ -29,8 +31,6 @@ class RpcServer {
     // these. Throws InputError.
     RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache, bool splits = false);
     ~RpcServer();
-    RpcServer(const RpcServer &)             = delete;
-    RpcServer & operator=(const RpcServer &) = delete;
 
     std::vector<LentDevice> devices() const;
 
@@ -42,12 +42,10 @@ class RpcServer {
 };
 
 // One client of a server, which serves no other one meanwhile.
-class ServedClient {
+class ServedClient : NotCopied {
   public:
     explicit ServedClient(std::shared_ptr<RpcServer> server);
     ~ServedClient();
-    ServedClient(const ServedClient &)             = delete;
-    ServedClient & operator=(const ServedClient &) = delete;
 
     // Serves the client at the other end of a connected socket until it leaves or the socket is shut down, and closes
     // the socket. The client's memory is free then. Throws InputError for a message that cannot be used, after which

@@ -5,7 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
+
+#include "ggml-backend.h"
 
 namespace spac {
 
@@ -58,5 +62,33 @@ std::string loss_of(const std::string & address);
 void        forget_loss(const std::string & address);
 // Returns the number of stores that the server at an address has offered on its last connection.
 int stores_of(const std::string & address);
+
+// ---- ggml's RPC client and server, as spac uses them (ggml_rpc.cpp)
+
+// A connection of ggml's client: what keeps it open, and the devices behind it.
+struct RpcConnection {
+    std::shared_ptr<void>           keeper;
+    std::vector<ggml_backend_dev_t> devices;
+    // The stores of the first devices, which split their layers. Their buffer types are for experts. They compute
+    // nothing, and take no part in llama_model_params.devices.
+    std::vector<ggml_backend_dev_t> stores;
+};
+
+// Connects to a server. `endpoint` is "host:port", with any text behind it: ggml keeps what it knows of an endpoint for
+// ever, so a new connection has a new text. Throws InputError.
+RpcConnection connect_rpc(const std::string & endpoint);
+
+// Returns a remote device's endpoint; empty for another device.
+std::string endpoint_of(ggml_backend_dev_t device);
+
+// A server lends devices and the stores of the first ones. It calls `split` for a client that uses them.
+struct Lending {
+    std::vector<ggml_backend_t> devices, stores;
+    std::function<void()>       split;
+};
+
+// Serves the client at the other end of a connected socket until it leaves, and closes the socket. `cache` is a folder,
+// or null.
+void serve_rpc_client(const Lending & lent, const char * cache, int fd);
 
 } // namespace spac

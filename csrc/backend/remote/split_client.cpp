@@ -10,19 +10,6 @@
 
 namespace spac {
 
-size_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    std::string   name;
-    size_t        kilobytes = 0;
-    std::string   unit;
-    while (file >> name >> kilobytes && std::getline(file, unit)) {
-        if (name == "MemAvailable:") {
-            return kilobytes * 1024;
-        }
-    }
-    return 0;
-}
-
 struct SplitClient::Device {
     SplitClient *      client;
     std::string        store_name;
@@ -42,6 +29,20 @@ struct SplitClient::Device {
 };
 
 namespace {
+
+// Returns the memory that programs can still take, in bytes; 0 if the system does not tell.
+size_t available_memory() {
+    std::ifstream file("/proc/meminfo");
+    std::string   name;
+    size_t        kilobytes = 0;
+    std::string   unit;
+    while (file >> name >> kilobytes && std::getline(file, unit)) {
+        if (name == "MemAvailable:") {
+            return kilobytes * 1024;
+        }
+    }
+    return 0;
+}
 
 // Graphs with experts after which a model's layers count as known, although some of its weights were read by none.
 constexpr int most_unknown = 16;
@@ -66,36 +67,28 @@ void lent_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
 }
 enum ggml_backend_dev_type lent_kind(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 
-ggml_backend_device_i lent_iface() {
-    ggml_backend_device_i iface{};
-    iface.get_name        = lent_name;
-    iface.get_description = lent_description;
-    iface.get_memory      = lent_memory;
-    iface.get_type        = lent_kind;
-    iface.get_buffer_type = type_of;
-    return iface;
-}
-
-const char * store_name(ggml_backend_dev_t device) { return ggml_backend_buft_name(type_of(device)); }
-const char * store_description(ggml_backend_dev_t) { return "experts in host memory"; }
-void         store_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
-            ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), free, total);
-            const size_t available = available_memory();
-            *free                  = available > 0 ? std::min(*free, available) : *free;
-}
+const char *               store_name(ggml_backend_dev_t device) { return ggml_backend_buft_name(type_of(device)); }
+const char *               store_description(ggml_backend_dev_t) { return "experts in host memory"; }
 enum ggml_backend_dev_type store_kind(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
 
-ggml_backend_device_i store_iface() {
+// Returns the interface of a lent device or of a store.
+ggml_backend_device_i iface_of(bool is_store) {
     ggml_backend_device_i iface{};
-    iface.get_name        = store_name;
-    iface.get_description = store_description;
-    iface.get_memory      = store_memory;
-    iface.get_type        = store_kind;
+    iface.get_name        = is_store ? store_name : lent_name;
+    iface.get_description = is_store ? store_description : lent_description;
+    iface.get_memory      = is_store ? memory_of_host : lent_memory;
+    iface.get_type        = is_store ? store_kind : lent_kind;
     iface.get_buffer_type = type_of;
     return iface;
 }
 
 } // namespace
+
+void memory_of_host(ggml_backend_dev_t, size_t * free, size_t * total) {
+    ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), free, total);
+    const size_t available = available_memory();
+    *free                  = available > 0 ? std::min(*free, available) : *free;
+}
 
 SplitClient::SplitClient(int n_threads) : n_threads_(n_threads) {}
 
@@ -113,7 +106,7 @@ void SplitClient::add(const std::string & name, ggml_backend_t plain) {
     each.lent_type                    = *each.memory;
     each.lent_type.iface.alloc_buffer = allocate;
     each.lent_type.device             = each.device;
-    each.lent_device                  = {lent_iface(), nullptr, &each.lent_type};
+    each.lent_device                  = {iface_of(false), nullptr, &each.lent_type};
     each.backend.iface.get_name       = backend_name;
     each.backend.iface.graph_compute  = compute;
     each.backend.device               = &each.lent_device;
@@ -127,7 +120,7 @@ void SplitClient::add(const std::string & name, ggml_backend_t plain) {
     each.store_type.iface.alloc_buffer = allocate_store;
     each.store_type.device             = &each.store_device;
     each.store_type.context            = &each;
-    each.store_device                  = {store_iface(), nullptr, &each.store_type};
+    each.store_device                  = {iface_of(true), nullptr, &each.store_type};
     each.store.iface.get_name          = backend_name;
     each.store.iface.graph_compute     = compute_nothing;
     each.store.device                  = &each.store_device;

@@ -7,6 +7,7 @@
 
 #include "backend/device/ggml_internals.h"
 #include "backend/experts/experts.h"
+#include "core/not_copied.h"
 #include "ggml-backend.h"
 
 #include <array>
@@ -22,8 +23,9 @@
 
 namespace spac {
 
-// Returns the memory that programs can still take, in bytes; 0 if the system does not tell.
-size_t available_memory();
+// Returns the memory that programs can still take, and all of it; ggml calls all memory of the machine free. It is for
+// the interface of devices whose memory is the host's.
+void memory_of_host(ggml_backend_dev_t, size_t * free, size_t * total);
 
 // Weights of a store that keep their addresses, for graphs that arrive as messages.
 //
@@ -55,12 +57,10 @@ class StoreWeights {
     std::map<const ModelExperts *, size_t> met_;
 };
 
-class SplitClient {
+class SplitClient : NotCopied {
   public:
     explicit SplitClient(int n_threads);
     ~SplitClient();
-    SplitClient(const SplitClient &)             = delete;
-    SplitClient & operator=(const SplitClient &) = delete;
 
     // Adds the inner device `name`. `plain` computes its graphs unless begin() is called.
     void add(const std::string & name, ggml_backend_t plain);

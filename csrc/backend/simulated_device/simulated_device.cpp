@@ -1,8 +1,7 @@
 #include "backend/simulated_device/simulated_device.h"
 
 #include "backend/device/capabilities.h"
-#include "backend/device/inner_devices.h"
-#include "backend/simulated_device/simulated_stream.h"
+#include "backend/device/device.h"
 #include "core/error.h"
 
 #include <algorithm>

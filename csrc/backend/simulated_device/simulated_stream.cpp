@@ -1,7 +1,7 @@
-#include "backend/simulated_device/simulated_stream.h"
 
 #include "backend/device/stream_gate.h"
 #include "backend/simulated_device/simulated_device.h"
+#include "core/not_copied.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ template <typename Done> bool spin(const SimulatedDevice & device, const Done & 
 }
 
 // A launched graph. Its nodes are copied when it is launched, as a GPU captures kernel arguments.
-class Launch {
+class Launch : NotCopied {
   public:
     explicit Launch(const ggml_cgraph * graph) {
         const auto n = static_cast<size_t>(graph->n_nodes);
@@ -69,8 +69,6 @@ class Launch {
         graph_.visited_hash_set      = {1, &nothing_used_, &no_key_};
         graph_.order                 = graph->order;
     }
-    Launch(const Launch &)             = delete;
-    Launch & operator=(const Launch &) = delete;
 
     ggml_cgraph * graph() { return &graph_; }
 

@@ -1,8 +1,8 @@
 #include "backend/split/device_part.h"
 
-#include "backend/device/inner_devices.h"
+#include "backend/device/device.h"
 #include "backend/device/settings.h"
-#include "backend/graph/nodes.h"
+#include "backend/graph/split_graph.h"
 #include "core/error.h"
 
 #include <algorithm>

@@ -9,6 +9,7 @@
 #include "backend/device/ggml_internals.h"
 #include "backend/graph/split_graph.h"
 #include "core/mask.h"
+#include "core/not_copied.h"
 
 #include <condition_variable>
 #include <cstdint>
@@ -41,12 +42,10 @@ struct HostJob {
     bool                        late   = false; // the mask is chosen at the end of the previous job
 };
 
-class HandOff {
+class HandOff : NotCopied {
   public:
     ~HandOff();
-    HandOff()                            = default;
-    HandOff(const HandOff &)             = delete;
-    HandOff & operator=(const HandOff &) = delete;
+    HandOff() = default;
 
     // ---- for the thread that serves
     // Makes the helper run `launch`, which pushes jobs. pop() ends when `launch` has returned and all jobs are taken.

@@ -9,6 +9,7 @@
 #include "backend/graph/split_graph.h"
 #include "backend/split/thread_pool.h"
 #include "core/mask.h"
+#include "core/not_copied.h"
 
 #include <cstdint>
 #include <memory>
@@ -23,12 +24,10 @@ struct HostThreads {
     ggml_backend_ptr            cpu;
 };
 
-class HostPart {
+class HostPart : NotCopied {
   public:
     // `share_cores` means that the device computes on the same cores, so waiting threads leave them at once.
     explicit HostPart(bool share_cores) : share_cores_(share_cores) {}
-    HostPart(const HostPart &)             = delete;
-    HostPart & operator=(const HostPart &) = delete;
 
     // Sets the number of threads from the next start() on.
     void set_n_threads(int n_threads);

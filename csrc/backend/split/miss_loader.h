@@ -8,18 +8,17 @@
 #include "backend/experts/model_experts.h"
 #include "backend/graph/split_graph.h"
 #include "backend/stream/compute_stream.h"
+#include "core/not_copied.h"
 
 #include <cstdint>
 #include <memory>
 
 namespace spac {
 
-class MissLoader {
+class MissLoader : NotCopied {
   public:
     explicit MissLoader(ComputeStream & stream) : stream_(stream) {}
     ~MissLoader();
-    MissLoader(const MissLoader &)             = delete;
-    MissLoader & operator=(const MissLoader &) = delete;
 
     // Returns true if misses of this graph may be loaded.
     static bool loads(const SplitGraph & g);

@@ -1,6 +1,5 @@
 #include "backend/split/split_stream.h"
 
-#include "backend/device/timer.h"
 #include "backend/experts/expert_store.h"
 
 #include <algorithm>
@@ -99,8 +98,7 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
         found = &graphs_.get_staged(graph);
         turns = turns_.use(*found, graphs_.scratch());
     }
-    SplitGraph & g = *found;
-    const Timer  timer(g.blocks.front()->experts->counters.graph_ns);
+    SplitGraph & g         = *found;
     const auto   computing = host_.start(*g.blocks.front()->experts);
     Course       course{&g, graph};
     course.turns  = turns;

@@ -19,7 +19,7 @@
 // blocks share one set of staging. D writes ids and input of the next block only behind the join. H writes its rows
 // only after the mark of the next block, which lies behind the copy of the last rows. A block whose experts are all
 // resident needs no H. A block without residents needs no device part. A block of a large batch
-// (Experts::set_stream_tokens) needs neither (weight_stream.h).
+// (Experts::set_stream_tokens) needs neither (prefill_runner.h).
 //
 // This file has the order of the steps. Others do the steps: compute_stream (queues on D, and holds the memory that it
 // reads), device_part and host_part (the two halves of a block), miss_loader, hand_off (helper and jobs),
@@ -36,21 +36,20 @@
 #include "backend/split/miss_loader.h"
 #include "backend/stream/compute_stream.h"
 #include "backend/stream/graph_cache.h"
+#include "core/not_copied.h"
 
 #include <memory>
 #include <vector>
 
 namespace spac {
 
-class SplitStream {
+class SplitStream : NotCopied {
   public:
     // Throws DeviceError if the device gives no stream.
     explicit SplitStream(ggml_backend_dev_t inner);
     // Must not be called if the device hangs. Then the device may still read the memory, and the helper cannot be
     // joined.
     ~SplitStream();
-    SplitStream(const SplitStream &)             = delete;
-    SplitStream & operator=(const SplitStream &) = delete;
 
     ggml_backend_t inner() const { return stream_.backend(); }
 

@@ -1,6 +1,5 @@
 // Draft passes, in which a model drafts for itself: each graph runs wholly on the device, and no block is handed over.
 #include "backend/experts/draft_copies.h"
-#include "backend/graph/nodes.h"
 #include "backend/graph/split_graph.h"
 #include "backend/split/split_stream.h"
 #include "core/error.h"

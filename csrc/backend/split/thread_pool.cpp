@@ -1,6 +1,7 @@
 #include "backend/split/thread_pool.h"
 
 #include "core/error.h"
+#include "core/not_copied.h"
 #include "ggml-cpu.h"
 
 #include <mutex>
@@ -17,7 +18,7 @@ std::mutex placing_mutex;
 Placing    placing_now;
 
 // The calling thread's CPU mask, which the destructor restores.
-class OwnCpus {
+class OwnCpus : NotCopied {
   public:
     OwnCpus() : known_(pthread_getaffinity_np(pthread_self(), sizeof(cpus_), cpus_) == 0) {}
     ~OwnCpus() {
@@ -25,8 +26,6 @@ class OwnCpus {
             pthread_setaffinity_np(pthread_self(), sizeof(cpus_), cpus_);
         }
     }
-    OwnCpus(const OwnCpus &)             = delete;
-    OwnCpus & operator=(const OwnCpus &) = delete;
 
   private:
     cpu_set_t cpus_[8]; // for 8,192 CPUs, since Linux refuses a set that is smaller than its own

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/home_process.h"
+#include "core/not_copied.h"
 
 #include <cstdint>
 #include <memory>
@@ -28,7 +29,7 @@ Placing placing();
 // ggml also sets the pool's CPU mask for the thread that makes the pool, and leaves it there. That thread belongs to
 // the application, so the constructor restores its mask. A pool that was paused would set the mask again at its next
 // graph, so these pools are never paused.
-class ThreadPool {
+class ThreadPool : NotCopied {
   public:
     // `n_threads` includes the caller's thread. `poll` is the time that threads poll for the next graph before they
     // sleep, 0 to 100 as in ggml; 1 is some hundred microseconds to a few milliseconds. Throws MemoryError if ggml
@@ -37,8 +38,6 @@ class ThreadPool {
     // Ends the threads. No graph may use the pool any more. In a child process after a fork it frees nothing, since the
     // threads do not exist there.
     ~ThreadPool();
-    ThreadPool(const ThreadPool &)             = delete;
-    ThreadPool & operator=(const ThreadPool &) = delete;
 
     ggml_threadpool * get() const { return pool_; }
     int               n_threads() const { return n_threads_; }

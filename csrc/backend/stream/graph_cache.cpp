@@ -1,6 +1,6 @@
 #include "backend/stream/graph_cache.h"
 
-#include "backend/device/inner_devices.h"
+#include "backend/device/device.h"
 #include "backend/device/settings.h"
 #include "backend/experts/expert_store.h"
 #include "backend/experts/model_experts.h"

@@ -4,13 +4,13 @@
 // of them, and llama.cpp then spreads its layers over them. A SPAC device forwards everything to the inner device, and
 // adds one buffer type, the device's expert store. It refuses mul_mat_id and add_id on weights in its own memory, and
 // accepts them in the store. The loader tries a device's buffer types in turn, so it puts all experts into the store
-// and the rest of the model on the device. The inner device is not in ggml's registry (inner_devices.h). If both were
+// and the rest of the model on the device. The inner device is not in ggml's registry (device/device.h). If both were
 // registered, llama.cpp would spread layers over both and copy nothing between them.
 
 #include "backend/wrapper/device.h"
 
+#include "backend/device/device.h"
 #include "backend/device/ggml_internals.h"
-#include "backend/device/inner_devices.h"
 #include "backend/experts/expert_store.h"
 #include "backend/graph/moe_block.h"
 #include "backend/simulated_device/simulated_device.h"
