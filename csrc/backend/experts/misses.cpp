@@ -48,8 +48,9 @@ int ModelExperts::reserve_locked(int pool) const {
     for (const auto & layer : layers_) {
         if (layer.info.pool == pool) {
             n_experts += layer.info.n_expert;
-            n_used  = std::max(n_used, layer.info.n_used);
-            n_slots = parts_[static_cast<size_t>(layer.info.device)]->residency->table().n_slots(pool);
+            n_used                 = std::max(n_used, layer.info.n_used);
+            const auto & residency = parts_[static_cast<size_t>(layer.info.device)]->residency;
+            n_slots                = residency ? residency->table().n_slots(pool) : 0;
         }
     }
     return miss_ == Miss::cpu || most_recent_ || n_slots == n_experts ? 0
