@@ -3,12 +3,12 @@
     python -m bench.schedulers TRACE.npz … --out FILE [--slots 17% …] [--windows 1 4 …] [--copies all 8 …]
         [--machines rtx4090 …] [--schedulers NAME …] [--tokens N] [--expert-bytes N …]
 
-A TRACE has the experts of every token (docs/schedulers.md has the format, bench.schedulers.convert converts
-published ones). A step accepts a window of tokens. Every scheduler is replayed with each number of slots,
-each window, and each link: `--copies` is the number of experts that the link carries per token between the
-steps, where copies cost nothing, and `--machines` are models of machines (simulation.py) whose link runs
-all the time and shares the memory with the CPU. Their dense part is that of Qwen3-30B-A3B, and a window of
-more than one token has a draft of 480 MB.
+A TRACE is a recording of `spac run --record TRACE.npz`, or has the experts of every token (docs/schedulers.md
+has the format, bench.schedulers.convert converts published ones). A step accepts a window of tokens. Every
+scheduler is replayed with each number of slots, each window, and each link: `--copies` is the number of
+experts that the link carries per token between the steps, where copies cost nothing, and `--machines` are
+models of machines (simulation.py) whose link runs all the time and shares the memory with the CPU. Their
+dense part is that of Qwen3-30B-A3B, and a window of more than one token has a draft of 480 MB.
 
 distinct, activ.: hit rates of distinct experts of a step, and of activations. /belady: `distinct` as a share
 of the optimum with loads on demand. copies: per token. step ms, fit: the predicted time of a step, and the
@@ -37,11 +37,11 @@ from bench.schedulers.replays import (
     predicted,
     replayed,
 )
+from bench.schedulers.trace import Trace
 from spac import scheduler
 from spac.config import Slots
 from spac.errors import InputError
 from spac.scheduler.replay import Demand
-from spac.scheduler.trace import Trace
 
 SCHEDULERS = (
     "static", *RIVALS, "lru", "ewma", PRINTED, "moe-spac", "moe-spac:learned=off", "logistic",

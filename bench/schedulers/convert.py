@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.schedulers.trace import Trace
 from spac.errors import InputError, SpacError
 from spac.machine.arrays import Int32Array
-from spac.scheduler.trace import Trace
 
 Token = list[list[int]]
 """The experts of one token, [layer][used]."""

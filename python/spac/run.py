@@ -18,7 +18,6 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,18 +36,14 @@ from spac.cli.program import (
 )
 from spac.config import COUNT, Range
 from spac.errors import InputError
-from spac.machine.files import check_writable, write_atomically
+from spac.machine.files import write_atomically
 from spac.stats.recording import Recorder
-from spac.stats.trace_recorder import TraceRecorder
 
 if TYPE_CHECKING:
-    from spac.config import EngineConfig
     from spac.engine import Engine
     from spac.engine.generation import Generation
-    from spac.scheduler.demand import Recorder as DemandRecorder
     from spac.stats import RunStats
 
-_PREDICTED = 3  # recorded predictions of a token, per expert that it uses
 STDIN_PATIENCE_S = 0.5  # the wait for a pipe, which may bring no prompt
 _MEANING = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 _ESCAPE = re.compile(r"""\\(?:x([0-9a-fA-F]{2})|([nrt'"\\]))""")
@@ -91,10 +86,8 @@ def make_parser() -> Parser:
     output.add_argument("--stats", choices=("text", "json", "none"), default="text",
                         help="figures at the end, on stderr (default: %(default)s)")  # fmt: skip
     output.add_argument("--stats-file", metavar="FILE", help="write the figures as JSON to a file too")
-    output.add_argument("--record", metavar="FILE",
-                        help="note what every step did, for `spac report FILE`; a FILE.npz gets the experts "
-                        "of every step and what the draft predicted, for bench.schedulers")  # fmt: skip
-    output.add_argument("--trace", metavar="FILE", help="write the experts of every token as a .npz")
+    output.add_argument("--record", metavar="FILE.npz",
+                        help="note what every step did, for `spac report FILE.npz` and replays")  # fmt: skip
     add_talk(output)
     return parser
 
@@ -113,7 +106,6 @@ class Run:
         self.options = options
         self.generation: Generation | None = None
         self._recorder: Recorder | None = None
-        self._demand: DemandRecorder | None = None
         self._talk = Talk(options.quiet)
 
     def run(self) -> int:
@@ -125,14 +117,8 @@ class Run:
         if options.image and config.mmproj is None:
             raise InputError("--image: the model needs its projector to see images: add --mmproj FILE")
         images = [read_image(path) for path in options.image]
-        record = options.record
-        if record is not None and record.endswith(".npz"):
-            check_writable(Path(record))
-            config, record = replace(config, scheduler=self._recorded(config)), None
-        if options.trace is not None:
-            self._recorder = TraceRecorder(record, options.trace)
-        elif record is not None:
-            self._recorder = Recorder(record)
+        if options.record is not None:
+            self._recorder = Recorder(options.record)
         from spac.engine import Engine  # late: bad options do not wait for the library
 
         if options.escape:
@@ -142,17 +128,6 @@ class Run:
             talk.end_progress()
             talk.show_notes(engine)
             return self._generate(engine, prompt, images)
-
-    def _recorded(self, config: EngineConfig) -> DemandRecorder:
-        """Return the scheduler that the user chose, with a record of what it was shown."""
-        from spac.scheduler import Scheduler, make
-        from spac.scheduler.demand import Recorder as DemandRecorder
-
-        chosen = config.scheduler
-        inner = chosen if isinstance(chosen, Scheduler) else make(chosen)
-        times = _PREDICTED if inner.wants_target_routes else None
-        self._demand = DemandRecorder(inner, target_routes=times)
-        return self._demand
 
     # Input
 
@@ -202,8 +177,6 @@ class Run:
             self._talk.end_progress()
             if self._recorder is not None:
                 self._recorder.write(generation.stats)
-            if self._demand is not None and self._demand.n_step:
-                self._demand.demand.save(Path(self.options.record))
         try:
             engine.save()
         finally:

@@ -14,7 +14,6 @@ PROGRAMS = (
     "exec",
     "bench",
     "report",
-    "trace",
     "models",
     "doctor",
     "rpc-server",

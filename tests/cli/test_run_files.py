@@ -1,4 +1,4 @@
-"""--timeline and --state leave files behind. If they cannot, one line says so."""
+"""--timeline, --state and --record leave files behind. If they cannot, one line says so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from spac.scheduler.trace import Trace
+from spac.errors import InputError
+from spac.report.reading import read
+from spac.scheduler.demand import Demand
 
 GREEDY = ("--temp", 0, "-n", 8, "--device", "simulated", "--draft-length", 4, "--slots", "40%")
 
@@ -36,28 +38,43 @@ def test_a_timeline_and_a_warm_start(spac_run, pair, tmp_path):
     ]
 
 
-def test_a_trace_has_the_experts_of_every_token(spac_run, pair, tmp_path):
-    outcome = spac_run(*pair, "--trace", tmp_path / "trace.npz", "--stats", "json", "--quiet")
+def test_a_recording_has_the_experts_of_every_token(spac_run, pair, tmp_path):
+    outcome = spac_run(*pair, "--record", tmp_path / "run.npz", "--stats", "json", "--quiet")
     assert outcome.code == 0
-    trace = Trace.load(tmp_path / "trace.npz")
+    demand = Demand.load(tmp_path / "run.npz")
     stats = json.loads(outcome.err.splitlines()[-1])
-    assert trace.seq_len.tolist() == [stats["steps"] + stats["accepted_tokens"]]
-    assert (trace.experts >= 0).all()
-    assert (np.diff(np.sort(trace.experts, axis=2)) > 0).all()  # no expert twice
-    assert trace.expert_bytes > 0
+    assert len(demand.counts) == stats["steps"]
+    assert demand.accepted.sum() == stats["accepted_tokens"]
+    kept = np.arange(demand.routes.shape[2]) <= demand.accepted[:, None]
+    experts = demand.routes.transpose(0, 2, 1, 3)[kept]
+    assert len(experts) == stats["steps"] + stats["accepted_tokens"]
+    assert (experts >= 0).all()
+    assert (np.diff(np.sort(experts, axis=2)) > 0).all()  # no expert twice
+    assert all(layer.expert_bytes > 0 for layer in demand.layers)
+    with np.load(tmp_path / "run.npz") as file:
+        assert json.loads(file["report.json"])["stats"] == stats
 
 
-def test_a_model_without_experts_has_no_trace(spac_run, draft, tmp_path):
-    outcome = spac_run("-m", draft, "-p", "a", "-n", 4, "-q", "--trace", tmp_path / "trace.npz")
+def test_a_model_without_experts_has_no_demand(spac_run, draft, tmp_path):
+    path = tmp_path / "run.npz"
+    assert spac_run("-m", draft, "-p", "a", "-n", 4, "-q", "--record", path).code == 0
+    assert read(str(path)).content["experts"] is None
+    with pytest.raises(InputError, match=r"run\.npz is not a recording of demand"):
+        Demand.load(path)
+
+
+def test_a_recording_has_its_suffix(spac_run, pair, tmp_path):
+    outcome = spac_run(*pair, "-q", "--record", tmp_path / "run.json")
     assert outcome.code == 2
-    assert "--trace needs a model with experts" in outcome.error
+    assert "run.json: a recording is a .npz file" in outcome.error
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["--timeline", "--state", "--trace"])
+@pytest.mark.parametrize("option", ["--timeline", "--state", "--record"])
 def test_a_file_that_cannot_be_written(spac_run, pair, tmp_path, option):
-    outcome = spac_run(*pair, "-q", option, tmp_path / "no" / "file")
+    outcome = spac_run(*pair, "-q", option, tmp_path / "no" / "file.npz")
     assert outcome.code == 2
-    assert "no/file: cannot be written" in outcome.error
+    assert "no/file.npz: cannot be written" in outcome.error
     assert outcome.out == ""
 
 

@@ -11,10 +11,10 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
 from spac.run import main
-from spac.scheduler import Event, Plan, View, make
+from spac.scheduler import Event, Plan, View
 from spac.scheduler.lookahead_buffer import Fidelity
 from spac.scheduler.moe_speq import MoeSpeqScheduler
-from spac.scheduler.replay import Recorder
+from spac.stats.recording import Recorder
 from tools.self_draft import quantize
 
 N_EXPERT, N_USED = 32, 4
@@ -25,28 +25,30 @@ def draft(tmp_path_factory):
     return quantize(TARGET, tmp_path_factory.mktemp("draft") / "target-Q4_0.gguf")
 
 
-def run(draft, scheduler, **options):
+def run(draft, scheduler, recorder=None):
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     config = EngineConfig(
         target=TARGET, draft=draft, draft_length=6, device="simulated", threads=1, ctx=512, slots="25%",
-        scheduler=scheduler, deterministic=True, sampling=sampling, **options,
+        scheduler=scheduler, deterministic=True, sampling=sampling,
     )  # fmt: skip
     with Engine(config) as engine:
-        generation = engine.generate(PROMPT, 60)
+        generation = engine.generate(PROMPT, 60, recorder=recorder)
         return "".join(generation), generation.stats
 
 
 @pytest.fixture(scope="module")
 def recorded(draft):
-    recorder = Recorder(make("moe-speq"))
-    text, stats = run(draft, recorder)
+    text, stats = run(draft, "moe-speq", recorder := Recorder())
     return text, stats, recorder.demand
 
 
 def test_the_text_is_what_it_is_without_residents(draft, recorded):
     text, stats, _ = recorded
+    again, unrecorded = run(draft, "moe-speq")
     plain, without = run(draft, "none")
-    assert text == plain
+    assert text == again == plain
+    assert stats.hit_rate == unrecorded.hit_rate
+    assert stats.hit_rate_distinct == unrecorded.hit_rate_distinct
     assert without.hit_rate in (None, 0.0)
     assert stats.hit_rate > 0.4
     assert stats.acceptance == without.acceptance > 0.4
@@ -104,20 +106,23 @@ class Followed(MoeSpeqScheduler):
     ("draft_type", "records"), [("draft-simple", False), ("self", False), ("self", True)]
 )
 def test_drafts_are_followed_beside_the_decoding_thread(draft, recorded, draft_type, records):
-    """A recorder sees every draft, so nothing runs beside."""
+    """A recorder sees every draft, also those that the thread leaves out."""
     subject = Followed()
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     config = EngineConfig(
         target=TARGET, draft=draft if draft_type == "draft-simple" else None, draft_type=draft_type,
         draft_length=6, device="simulated", threads=1, ctx=512, slots="25%", state="off",
-        scheduler=Recorder(subject) if records else subject, sampling=sampling,
+        scheduler=subject, sampling=sampling,
     )  # fmt: skip
     with Engine(config) as engine:
-        assert "".join(engine.generate(PROMPT, 60)) == recorded[0]
+        recorder = Recorder() if records else None
+        assert "".join(engine.generate(PROMPT, 60, recorder=recorder)) == recorded[0]
     by_event = dict(subject.threads)
     assert len(subject.threads) == len(by_event), "each event has one thread"
     assert by_event[Event.VERIFY_END]
-    assert by_event[Event.DRAFT_END] == records
+    assert not by_event[Event.DRAFT_END]
+    if recorder is not None:
+        assert recorder.demand.draft_routes is not None
     assert subject.window_misses is not None
     assert subject.window_misses.max() > 0
     for shares in subject.shares:

@@ -14,9 +14,8 @@ from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import in_use
 from spac.run import main
-from spac.scheduler import make
 from spac.scheduler.lookahead_buffer import Fidelity
-from spac.scheduler.replay import Recorder
+from spac.stats.recording import Recorder
 
 N_LAYER = 5
 
@@ -35,10 +34,10 @@ def config(target=TARGET, temp=0.0, **options):
     return EngineConfig(target=target, **{**settings, **options})
 
 
-def run(n_tokens=24, **options):
+def run(n_tokens=24, recorder=None, **options):
     """Return text, statistics, the copies' bytes, those that were predicted, and the device's use."""
     with Engine(config(**options)) as engine:
-        generation = engine.generate(PROMPT, n_tokens)
+        generation = engine.generate(PROMPT, n_tokens, recorder=recorder)
         text = "".join(generation)
         copies, quant = engine.experts.draft_bytes, engine.config.draft_quant
         return text, generation.stats, copies, engine.experts.draft_copy_bytes(quant), in_use("simulated")
@@ -66,8 +65,7 @@ def test_the_copies_are_all_the_memory_that_it_adds(plain):
 
 
 def test_its_routers_predict_those_of_the_verification():
-    recorder = Recorder(make("moe-speq"))
-    _, stats, *_ = run(scheduler=recorder, draft_type="self")
+    _, stats, *_ = run(scheduler="moe-speq", draft_type="self", recorder=(recorder := Recorder()))
     _, usual, *_ = run(scheduler="logistic", draft_type="self")
     fidelity = Fidelity.of(recorder.demand.draft_routes, recorder.demand.routes)
     assert fidelity.tokens == int((recorder.demand.verified - 1).sum())

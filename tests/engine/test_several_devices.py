@@ -15,7 +15,7 @@ from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from spac.model.device_room import device_room
 from spac.model.devices import choose_devices, devices_of
-from spac.report.reading import parse
+from spac.report.reading import read
 from spac.stats.recording import Recorder
 
 PROMPT = "def double(values):\n    return"
@@ -166,12 +166,12 @@ def test_a_device_that_is_too_small_is_named(start):
 
 def test_statistics_and_recordings_have_each_device(start, tmp_path):
     with start() as engine:
-        recorder = Recorder(tmp_path / "run.json")
+        recorder = Recorder(tmp_path / "run.npz")
         generation = engine.generate(PROMPT, N_TOKENS, recorder=recorder)
         "".join(generation)
         stats = generation.stats
         recorder.write(stats)
-    recording = parse((tmp_path / "run.json").read_bytes(), "run.json").content["experts"]
+    recording = read(str(tmp_path / "run.npz")).content["experts"]
     assert recording["devices"] == ["simulated", "simulated1"]
     assert [layer["device"] for layer in recording["layers"]] == [0, 0, 0, 1, 1]
     assert stats.device == NAMES

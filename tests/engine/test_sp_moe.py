@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -206,9 +207,14 @@ def test_a_recorded_run_can_be_replayed(draft, plain, tmp_path, capsys):
     path = tmp_path / "run.npz"
     words = ["--target", TARGET, "--draft", draft, "--scheduler", "sp-moe", "--device", "simulated",
              "--temp", 0, "--ignore-eos", "--slots", "25%", "--draft-length", LENGTH, "-n", 60, "-p", PROMPT,
-             "--ctx", 512, "--deterministic", "--record", path, "-q"]  # fmt: skip
-    assert main([str(word) for word in words]) == 0
+             "--ctx", 512, "--deterministic", "-q", "--stats-file"]  # fmt: skip
+    assert main([str(word) for word in (*words, tmp_path / "plain.json")]) == 0
+    capsys.readouterr()
+    assert main([str(word) for word in (*words, tmp_path / "recorded.json", "--record", path)]) == 0
     assert capsys.readouterr().out.rstrip("\n") == plain[0].rstrip("\n")
+    stats = [json.loads((tmp_path / name).read_text()) for name in ("plain.json", "recorded.json")]
+    for name in ("hit_rate", "hit_rate_distinct", "scheduler", "scheduler_options", "prediction"):
+        assert stats[0][name] == stats[1][name], name
     demand = Demand.load(path)
     assert demand.of_target
     assert demand.draft_routes.shape[3] == 3 * N_USED, "more than sp-moe follows, in all layers"

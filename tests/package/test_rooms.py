@@ -19,7 +19,7 @@ MOST_ENTRIES = 29
 ROOMS = (
     "errors", "demo", "machine", "env", "_library", "costs", "scheduler", "governor", "config", "stats",
     "model", "engine", "cli", "run", "chat", "llama_cpp_python", "exec", "doctor", "models", "bench",
-    "report", "trace", "serve", "rpc_server",
+    "report", "serve", "rpc_server",
 )  # fmt: skip
 """The rooms, low to high. A room imports itself and lower ones, even in a function or for types alone.
 
@@ -31,7 +31,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 """Imports against the order, each with the reason that it cannot be cut."""
 
 PROGRAMS = (
-    "run", "chat", "serve", "exec", "doctor", "models", "bench", "report", "trace", "rpc_server"
+    "run", "chat", "serve", "exec", "doctor", "models", "bench", "report", "rpc_server"
 )  # fmt: skip
 SURFACE = {
     "spac": "Llama enable disable __version__",

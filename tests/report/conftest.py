@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,16 +44,22 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     done = spac(
         "run", "--scheduler", "moe-spac", "--device", "simulated", "--threads", 1, "-n", 150, "--temp", 0,
-        "--record", "run.json", "--stats-file", "stats.json", "-q", cwd=folder,
+        "--record", "run.npz", "--stats-file", "stats.json", "-q", cwd=folder,
     )  # fmt: skip
     assert done.code == 0, done.err
-    return folder / "run.json"
+    return folder / "run.npz"
+
+
+def report_of(path: Path) -> bytes:
+    """Return the report in a recording."""
+    with zipfile.ZipFile(path) as file:
+        return file.read("report.json")
 
 
 @pytest.fixture
 def content(recorded: Path) -> dict[str, Any]:
     """Return a copy of that recording's content, which a test may change."""
-    return json.loads(recorded.read_text())
+    return json.loads(report_of(recorded))
 
 
 @pytest.fixture(scope="session")
@@ -68,13 +75,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def show(browser: Browser, tmp_path: Path) -> Callable[..., Browser]:
     """Return `show(content, width=390)`, which opens the page of a recording in the browser."""
     from spac.report.page import page
-    from spac.report.reading import parse
+    from spac.report.reading import Recording
 
     def open_page(
         content: dict[str, Any], *, width: int = 1280, height: int = 900, dark: bool = False
     ) -> Browser:
         path = tmp_path / "page.html"
-        path.write_text(page(parse(json.dumps(content).encode(), "test")))
+        path.write_text(page(Recording(content)))
         browser.view(width, height, dark=dark, phone=width < 500)
         browser.open(path)
         return browser

@@ -3,12 +3,10 @@ data."""
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-from spac.report.reading import parse
+from spac.report.reading import Recording
 
 CELLS = """
 (() => {
@@ -27,10 +25,6 @@ CELLS = """
   return { texts, lights };
 })()
 """
-
-
-def matrices(content):
-    return parse(json.dumps(content).encode(), "test").matrices
 
 
 def test_it_comes_up_clean_and_asks_for_nothing(show, content):
@@ -58,7 +52,7 @@ def test_it_comes_up_clean_and_asks_for_nothing(show, content):
 
 
 def test_every_expert_has_its_cell_and_its_figures(show, content):
-    demand, resident = (matrices(content)[name] for name in ("demand", "resident"))
+    demand, resident = (Recording(content).matrix(name) for name in ("demand", "resident"))
     looks = content["experts"]["looks"]
     for dark in (False, True):
         browser = show(content, dark=dark)
@@ -83,7 +77,7 @@ def test_the_most_wanted_come_first(show, content):
     browser = show(content)
     browser.value("document.querySelector('input[value=demand]').click()")
     seen = browser.value(CELLS % 1)
-    demand = matrices(content)["demand"]
+    demand = Recording(content).matrix("demand")
     for layer in range(5):
         row = seen["texts"][32 * layer : 32 * layer + 32]
         assert [f"(rank {i + 1} of 32)" in text for i, text in enumerate(row)] == [True] * 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -16,13 +15,13 @@ from spac.report import main
 from spac.report.charts import Charts
 from spac.report.figures import fixed_hit_rate, rows, smooth, time_parts
 from spac.report.page import page
-from spac.report.reading import parse
+from spac.report.reading import Recording
 from spac.stats.words import number, percent
 from tests.report.conftest import spac
 
 
 def page_of(content):
-    return page(parse(json.dumps(content).encode(), "test"))
+    return page(Recording(content))
 
 
 def test_everything_is_inside(content):
@@ -60,18 +59,18 @@ def test_names_are_escaped(content):
 
 
 def test_output_by_name_by_default_and_to_stdout(recorded, tmp_path):
-    copy = tmp_path / "run.json"
+    copy = tmp_path / "run.npz"
     copy.write_bytes(recorded.read_bytes())
     (tmp_path / "run.html").write_text("earlier")
-    done = spac("report", "run.json", cwd=tmp_path)
+    done = spac("report", "run.npz", cwd=tmp_path)
     assert (done.code, done.out) == (0, b"")
     assert "run.html" in done.err
     made = (tmp_path / "run.html").read_bytes()
     assert made.endswith(b"</html>\n")
-    assert spac("report", "run.json", "-o", "-", cwd=tmp_path).out == made
+    assert spac("report", "run.npz", "-o", "-", cwd=tmp_path).out == made
     piped = spac("report", "-", cwd=tmp_path, stdin=copy.read_bytes())
     assert (piped.out, piped.err) == (made, "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.npz"]
 
 
 def test_an_output_that_cannot_be_written(recorded, tmp_path):
@@ -128,7 +127,7 @@ def test_a_run_without_a_step(content):
 
 
 def test_the_parts_of_the_time_are_all_of_it(content):
-    columns = rows(parse(json.dumps(content).encode(), "test"), 40)
+    columns = rows(Recording(content), 40)
     parts = time_parts(columns)
     assert sum(part.ns for part in parts) == pytest.approx(columns["time_ns"], rel=1e-6)
     assert len(columns["steps"]) <= 40
@@ -140,15 +139,15 @@ def test_the_parts_of_the_time_are_all_of_it(content):
 
 
 def test_the_best_fixed_choice(content):
-    recording = parse(json.dumps(content).encode(), "test")
-    best = np.sort(recording.matrices["demand"].ravel())[::-1][:40].sum() / recording.matrices["demand"].sum()
+    recording = Recording(content)
+    best = np.sort(recording.matrix("demand").ravel())[::-1][:40].sum() / recording.matrix("demand").sum()
     assert fixed_hit_rate(recording) == pytest.approx(best)
     content["experts"]["pool_slots"] = [0]
-    assert fixed_hit_rate(parse(json.dumps(content).encode(), "test")) == 0
+    assert fixed_hit_rate(Recording(content)) == 0
 
 
 def test_charts_have_a_value_for_every_place(content):
-    for name, chart in Charts(parse(json.dumps(content).encode(), "test")).all().items():
+    for name, chart in Charts(Recording(content)).all().items():
         for series in chart["series"]:
             if name != "roofline":
                 assert len(series["values"]) == len(chart["x"]), (name, series["name"])
@@ -164,6 +163,6 @@ def test_a_governor_that_is_not_yet_sure(content):
     curve = content["governor"]["curve"]
     curve["compute_s"][3], curve["theta"][4] = -1e-4, -5.0
     content["governor"]["theta"][0][2] = -7.5
-    charts = Charts(parse(json.dumps(content).encode(), "test")).all()
+    charts = Charts(Recording(content)).all()
     assert charts["roofline"]["series"][0]["values"][3] is None
     assert charts["theta"]["shown"][2][0].startswith("-")

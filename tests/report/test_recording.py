@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -15,13 +17,15 @@ import spac.stats.recording
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.report.reading import parse
+from spac.report.reading import Recording, read
 from spac.scheduler.options import MoeSpacOptions
 from spac.stats.recording import COUNTERS, Recorder
-from tests.report.conftest import TIMEOUT_S
+from tests.report.conftest import TIMEOUT_S, report_of
 from tests.report.conftest import spac as run_spac
 
 GREEDY = SamplingConfig(temp=0)
+VARYING = re.compile(r".*(_s$|_ms_|_per_second|_share$)|(uploads|evictions|bytes_moved|slots_res|vram)")
+"""The statistics that differ from run to run, also with --deterministic."""
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +38,13 @@ def engine():
 
 
 def recording_of(generation, recorder):
-    return parse(json.dumps(recorder.recording(generation.stats)).encode(), "test")
+    return Recording(json.loads(json.dumps(recorder.report(generation.stats))))
 
 
 def test_sums_are_the_statistics(recorded, content):
     stats = json.loads((recorded.parent / "stats.json").read_text())
     assert content["stats"] == stats
-    recording = parse(recorded.read_bytes(), "test")
+    recording = read(str(recorded))
     total = recording.total
     assert total("steps") == stats["steps"] == sum(content["lengths"]["steps"])
     assert total("drafted") == stats["drafted_tokens"]
@@ -59,8 +63,8 @@ def test_sums_are_the_statistics(recorded, content):
 
 
 def test_matrices_and_layers_agree_with_the_sums(recorded, content):
-    recording = parse(recorded.read_bytes(), "test")
-    demand, resident, arrivals = (recording.matrices[name] for name in ("demand", "resident", "arrivals"))
+    recording = read(str(recorded))
+    demand, resident, arrivals = (recording.matrix(name) for name in ("demand", "resident", "arrivals"))
     assert demand.shape == (5, 32)
     assert demand.sum() == recording.total("activations")
     looks = content["experts"]["looks"]
@@ -97,13 +101,40 @@ def test_demand_is_that_of_every_step(engine):
     first = recorder._demand.copy()
     "".join(generation)
     engine.events.subscribe(engine.session)
-    assert (recording_of(generation, recorder).matrices["demand"] == first + np.sum(seen, 0)).all()
+    assert (recording_of(generation, recorder).matrix("demand") == first + np.sum(seen, 0)).all()
 
 
 def test_recording_changes_no_text_and_leaves_no_trace_on(engine):
     plain = "".join(engine.generate(demo.PROMPT, 30))
     assert "".join(engine.generate(demo.PROMPT, 30, recorder=Recorder())) == plain
     assert not engine.experts.trace.on
+
+
+@pytest.mark.parametrize("scheduler", ["none", "lru", "logistic", "moe-spac"])
+def test_a_recorded_run_behaves_as_it_does_without(scheduler, tmp_path):
+    """Its text, its counts and the state that it leaves are the same, and prompts are no steps."""
+    found = []
+    for recorder in (None, Recorder()):
+        state = tmp_path / f"{recorder is None}.state"
+        config = EngineConfig(
+            target=demo.TARGET, draft=demo.DRAFT, device="simulated", threads=1, scheduler=scheduler,
+            slots="25%", draft_length=4, deterministic=True, state=state,
+            sampling=SamplingConfig(temp=0, seed=1),
+        )  # fmt: skip
+        with Engine(config) as engine:
+            generation = engine.generate(demo.PROMPT, 40, recorder=recorder)
+            text = "".join(generation)
+        stats = asdict(generation.stats)
+        kept = {name: value for name, value in stats.items() if not VARYING.match(name)}
+        arrays = {}
+        if scheduler != "none":
+            with np.load(state) as file:
+                arrays = {name: file[name].tolist() for name in file}
+        found.append((text, kept, arrays))
+    assert found[0] == found[1]
+    assert len(recorder.demand.counts) == stats["steps"]
+    assert recorder.demand.counts.sum() == stats["activations"]
+    assert (recorder.demand.routes >= 0).sum() == stats["activations"]
 
 
 def test_a_long_run_is_thinned_and_sums_stay(engine, monkeypatch):
@@ -151,17 +182,17 @@ def test_another_recorder_of_spans_keeps_them(engine):
 
 def test_without_the_split_there_are_steps_and_no_experts(tmp_path):
     done = run_spac(
-        "run", "--device", "cpu", "--threads", 1, "-n", 5, "--record", "cpu.json", "-q", cwd=tmp_path
+        "run", "--device", "cpu", "--threads", 1, "-n", 5, "--record", "cpu.npz", "-q", cwd=tmp_path
     )
     assert done.code == 0, done.err
-    content = json.loads((tmp_path / "cpu.json").read_text())
+    content = json.loads(report_of(tmp_path / "cpu.npz"))
     assert content["experts"] is content["thresholds"] is content["device"] is None
     assert sum(content["steps"]["columns"]["tokens"]) >= 5
     assert all(sum(content["steps"]["columns"][name]) == 0 for name in COUNTERS)
 
 
 def test_ctrl_c_leaves_a_whole_recording(tmp_path):
-    path = tmp_path / "run.json"
+    path = tmp_path / "run.npz"
     command = ["-m", "spac.run", "--device", "simulated", "--threads", "1", "-n", "-1", "--ignore-eos", "-q"]
     process = subprocess.Popen(
         [sys.executable, *command, "--record", str(path)],
@@ -174,22 +205,22 @@ def test_ctrl_c_leaves_a_whole_recording(tmp_path):
     _, err = process.communicate()
     watchdog.cancel()
     assert process.returncode == 130, err
-    content = parse(path.read_bytes(), "test").content
+    content = read(str(path)).content
     assert content["stats"]["reason"] == "cancelled"
     assert sum(content["steps"]["columns"]["steps"]) == content["stats"]["steps"] > 0
-    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+    assert [each.name for each in tmp_path.iterdir()] == ["run.npz"]
 
 
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path):
-    done = run_spac("run", "--record", tmp_path / "no" / "run.json", "-n", 2, "-q", cwd=tmp_path)
+    done = run_spac("run", "--record", tmp_path / "no" / "run.npz", "-n", 2, "-q", cwd=tmp_path)
     assert done.code == 2
     assert done.out == b""
     assert len(done.err.splitlines()) == 1
-    assert "no/run.json" in done.err
+    assert "no/run.npz" in done.err
 
 
 def test_a_run_that_cannot_start_leaves_the_earlier_recording(tmp_path):
-    path = tmp_path / "run.json"
+    path = tmp_path / "run.npz"
     path.write_text("earlier")
     done = run_spac("run", "--record", path, "-m", tmp_path / "missing.gguf", "-p", "x", "-q", cwd=tmp_path)
     assert done.code == 2

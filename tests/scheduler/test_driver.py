@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, Scheduler
+from spac.scheduler.demand import DemandRecorder
 from spac.scheduler.driver import Driver
 from tests.scheduler.views import make_view
 
@@ -50,6 +52,9 @@ class Scripted(Scheduler):
     def on(self, event, view):
         self.seen.append((event, view.step, int(view.demand.sum())))
         return self.plans.pop(0) if self.plans else None
+
+
+STEP = SimpleNamespace(demand=np.eye(3, 5, dtype=np.int32), n_verified=2, n_accepted=1)
 
 
 def plan(value, layers=None):
@@ -147,6 +152,75 @@ def test_the_targets_routes_are_shown_while_it_drafts():
         (Event.VERIFY_END, None, 0, -1),
     ]
     assert Routes.asked == [[2, 1]]
+
+
+def test_a_recorder_sees_more_of_the_targets_routes_than_the_scheduler():
+    class Routes:
+        shares = np.full((3, 1, 3), 0.25, np.float32)
+        asked: ClassVar[list[list[int]]] = []
+
+        def ask(self, critical):
+            self.asked.append(critical.tolist())
+
+        def under_way(self, token, chosen):
+            return self.at_end(1)
+
+        def at_end(self, n):
+            return np.tile(np.arange(3, dtype=np.int32), (3, n, 1))
+
+    class Watching(Scripted):
+        wants_target_routes = True
+        critical = np.array([2, 1], np.int32)
+
+        def on(self, event, view):
+            self.seen.append((event, view.layer, view.draft_routes))
+
+    scheduler = Watching(events=[Event.DRAFT_LAYER, Event.DRAFT_END])
+    driver = Driver(scheduler, FakeExperts(), routes=Routes())
+    driver.start()
+    recorder = DemandRecorder(driver.layers)
+    driver.record(recorder)
+    driver.layer_drafted(1, np.zeros((3, 3), np.int32))
+    driver.drafted(Event.DRAFT_END, 1, None, None, step=0)
+    driver.recorder = None
+    driver.drafted(Event.DRAFT_END, 1, None, None, step=0)  # the routers are still asked for more
+    driver.raised(Event.VERIFY_END)
+    assert [critical.tolist() for critical in (scheduler.critical, recorder.critical)] == [[2, 1], [5, 5, 5]]
+    assert Routes.asked == [[2, 1], [5, 5, 5], [2, 1]]
+    assert [(event, layer) for event, layer, _ in scheduler.seen] == [
+        (Event.DRAFT_LAYER, 1), (Event.DRAFT_END, -1), (Event.DRAFT_END, -1),
+    ]  # fmt: skip
+    for _, _, routes in scheduler.seen:
+        assert routes.tolist() == [[[0, 1, -1]], [[0, -1, -1]], [[-1, -1, -1]]]
+    recorder.verified(STEP, np.zeros((3, 2, 1), np.int32))
+    demand = recorder.demand
+    assert demand is not None
+    assert demand.of_target
+    assert demand.draft_routes is not None
+    assert demand.draft_routes.tolist() == [[[[0, 1, 2]]] * 3]
+    assert np.array_equal(demand.draft_shares, Routes.shares[None])
+
+
+def test_a_draft_that_was_not_verified_is_not_recorded():
+    recorder = DemandRecorder(make_view([5, 5, 5], [6]).layers)
+    empty = recorder.demand
+    assert empty is None
+    for value, is_verified in ((1, True), (2, False), (3, True)):
+        recorder.drafted(np.full((3, value, 1), value, np.int32), None)
+        if is_verified:
+            recorder.verified(STEP, np.zeros((3, 2, 1), np.int32))
+    demand = recorder.demand
+    assert demand is not None
+    assert demand.draft_routes is not None
+    assert demand.routes is not None
+    assert demand.draft_routes[:, 0, :, 0].tolist() == [[1, -1, -1], [3, 3, 3]]
+    assert demand.draft_shares is None
+    assert demand.routes.shape == (2, 3, 2, 1)
+    recorder.verified(STEP, np.zeros((3, 0, 0), np.int32))
+    longer = recorder.demand
+    assert longer is not None
+    assert longer.routes is longer.draft_routes is None, "those of a step are unknown"
+    assert longer.counts.tolist() == [STEP.demand.tolist()] * 3
 
 
 def test_a_plan_for_another_model_is_refused():

@@ -13,7 +13,7 @@ from spac import scheduler
 from spac.costs import Costs, ExpertCosts
 from spac.errors import InputError
 from spac.scheduler import Event, share_slots
-from spac.scheduler.replay import Demand, Recorder, replay
+from spac.scheduler.replay import Demand, replay
 from spac.scheduler.sp_moe import critical_experts, cutoff_layer
 from tests.scheduler.test_lru import ReferenceLru
 from tests.scheduler.views import demands, make_view, models
@@ -253,34 +253,3 @@ def test_a_slow_link_gets_to_the_first_layers():
     used = demand.counts > 0
     hits = (used & found.resident).sum(axis=(0, 2)) / used.sum(axis=(0, 2))
     assert hits[0] > hits[1:].max()
-
-
-def test_a_recorder_shows_a_follower_its_critical_experts():
-    view = make_view([8, 8], [4])
-    subject = scheduler.make("sp-moe", cutoff=1, critical=2)
-    recorder = Recorder(subject, target_routes=3)
-    recorder.on(Event.START, view)
-    assert recorder.critical.tolist() == [6, 6]
-    shown = np.tile(np.arange(6, dtype=np.int32), (2, 1, 1))
-    shares = np.full((2, 1, 6), 0.25, np.float32)
-    drafted = replace(view, draft_routes=shown, draft_shares=shares, n_drafted=1)
-    plan = recorder.on(Event.DRAFT_END, drafted)
-    assert np.flatnonzero(plan.wanted[0]).tolist() == [0, 1]
-    assert not plan.wanted[1].any()
-    recorder.on(Event.VERIFY_END, replace(view, n_verified=2, n_accepted=1))
-    assert np.array_equal(recorder.demand.draft_routes, shown[None])
-    assert np.array_equal(recorder.demand.draft_shares, shares[None])
-
-
-def test_a_recorder_asks_for_more_than_a_token_uses():
-    view = make_view([8, 8], [4])
-    recorder = Recorder(scheduler.make("static"), target_routes=3)
-    recorder.on(Event.START, view)
-    assert recorder.critical.tolist() == [6, 6]
-    assert recorder.wants_target_routes
-    assert not recorder.wants_draft_routes
-    shown = np.zeros((2, 2, 6), np.int32)
-    recorder.on(Event.DRAFT_END, replace(view, draft_routes=shown, n_drafted=2))
-    recorder.on(Event.VERIFY_END, replace(view, n_verified=3, n_accepted=1))
-    assert recorder.demand.of_target
-    assert np.array_equal(recorder.demand.draft_routes, shown[None])

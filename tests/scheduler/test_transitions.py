@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.schedulers.trace import Trace
 from spac import scheduler
 from spac.scheduler import Event, transitions
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.replay import replay
-from spac.scheduler.trace import Trace
 from spac.scheduler.transitions import FLOOR, KEPT, SHRINK, Transitions
 from tests.scheduler.test_logistic import Reference, views
 from tests.scheduler.views import make_view, models

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.model.gguf.header import read_header
-from spac.scheduler.replay import Demand, Recorder
+from spac.scheduler.replay import Demand
+from spac.stats.recording import Recorder
 from tools.twin.drift import Locality
 
 
@@ -62,21 +62,22 @@ def run(
     threads: int = 0, device: str = "simulated",
 ) -> Run:  # fmt: skip
     """Generate greedy text of `n_token` tokens from token `start` on, with the demand of every step."""
-    recorder = Recorder(scheduler.make("static"))
+    recorder = Recorder()
     config = EngineConfig(
-        target=target, draft=draft, draft_length=draft_length, device=device, slots=1, scheduler=recorder,
+        target=target, draft=draft, draft_length=draft_length, device=device, slots=1, scheduler="static",
         ctx=n_token + 80, threads=threads, state="off",
         sampling=SamplingConfig(temp=0.0, seed=1, ignore_eos=True),
     )  # fmt: skip
     with Engine(config) as engine:
         begun = time.perf_counter()
-        generation = engine.generate([start], n_token)
+        generation = engine.generate([start], n_token, recorder=recorder)
         for _ in generation:
             pass
         seconds = time.perf_counter() - begun
         assert engine.session is not None
         tokens = engine.session.tokens[1:].tolist()
         stats = generation.stats
+    assert recorder.demand is not None
     return Run(tokens, recorder.demand, stats.accepted_tokens, stats.drafted_tokens, seconds)
 
 

@@ -21,7 +21,6 @@ COMMANDS = {
     "exec": "run a Python program whose llama_cpp is spac's",
     "bench": "measure speed, schedulers and settings",
     "report": "a run's figures as one HTML page",
-    "trace": "the experts of every token of a recording, as a trace",
     "models": "what was downloaded by name, and what of it would fit here",
     "doctor": "what was found on this machine, and what is off and why",
 }

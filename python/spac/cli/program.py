@@ -37,8 +37,7 @@ READING_S = 0.5  # seconds between two lines on a prompt's progress
 LONG_PROMPT = 64  # tokens; a shorter prompt is evaluated before progress could be seen
 FAULT, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, interrupt.EXIT_CODE, 141
 _OUTPUTS = {
-    "state": "--state", "timeline": "--timeline", "record": "--record", "trace": "--trace",
-    "stats_file": "--stats-file",
+    "state": "--state", "timeline": "--timeline", "record": "--record", "stats_file": "--stats-file",
     "json": "--json", "output": "--output",
 }  # fmt: skip
 _INPUTS = {

@@ -494,7 +494,7 @@ class Engine:
         One recording runs at a time. Raise InputError if no file can be written there, or if the engine runs
         one generation at a time. `generate` takes a recorder then.
         """
-        recorder = Recorder(path)
+        recorder = Recorder(path, keeps_demand=False)
         if (batch := self.batch) is None:
             raise InputError("the engine runs one generation at a time: give its recorder to Engine.generate")
         recording = BatchRecording(recorder, batch, self.experts, self.events)

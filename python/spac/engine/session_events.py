@@ -108,8 +108,7 @@ class Events:
         session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
         self.end()
         # With `settled`, each plan is carried out before the next event.
-        followed = scheduler is not None and scheduler.wants_draft_routes and not scheduler.misses_no_draft
-        if followed and self.settled is None:
+        if scheduler is not None and scheduler.wants_draft_routes and self.settled is None:
             self._follower = DraftFollower(self._follow)
         if self.beside and self.settled is None and wanted == {Event.START, Event.VERIFY_END}:
             self._step_follower = StepFollower(self._consider)
@@ -151,6 +150,8 @@ class Events:
 
     def _draft_end(self, event: _core.DraftEnd) -> None:
         if self.driver is not None:
+            if self.driver.recorder is not None and event.routes is not None:
+                self.driver.recorder.drafted(event.routes, event.shares)
             self.settle()
             self._drafted(_Draft(Event.DRAFT_END, len(event.tokens), event.routes, event.shares, self._step))
         self.settle()

@@ -1,6 +1,6 @@
-"""One HTML page about a run: `python -m spac.report run.json`.
+"""One HTML page about a run: `python -m spac.report run.npz`.
 
-The program reads what `spac run --record run.json` recorded. The page is one file that needs no network. It
+The program reads what `spac run --record run.npz` recorded. The page is one file that needs no network. It
 goes to `run.html` beside the recording, or to --output. The exit codes are those of `spac.run`.
 """
 
@@ -21,7 +21,7 @@ def make_parser() -> Parser:
     """Return the parser of `spac.report`'s options."""
     parser = Parser(
         prog="spac report",
-        description="Show what a run did as one HTML page, from a recording of `spac run --record FILE`.",
+        description="Show what a run did as one HTML page, from a recording of `spac run --record FILE.npz`.",
     )
     parser.add_argument("recording", metavar="RECORDING", help="the recording; - is stdin")
     parser.add_argument(

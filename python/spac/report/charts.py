@@ -70,7 +70,7 @@ class Charts:
     # Experts
 
     def _hits(self) -> Chart:
-        slots, n = self._recording.figure("slots") or 0, self._recording.figure("n_experts") or 0
+        slots, n = self._recording.stats.get("slots") or 0, self._recording.stats.get("n_experts") or 0
         series = []
         for name, part, whole, colour in (
             ("activations", "activations_hit", "activations", BLUE),
@@ -209,7 +209,7 @@ class Charts:
     # Slots and memory
 
     def _slots(self) -> Chart:
-        slots = self._recording.figure("slots") or 0
+        slots = self._recording.stats.get("slots") or 0
         in_use = self._per_step("resident").tolist()
         marks = [{"y": slots, "label": f"{number(slots)} slots"}] if slots else []
         series = [_series("resident experts", GREEN, in_use, style="area")]

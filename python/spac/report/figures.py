@@ -89,8 +89,7 @@ def fixed_hit_rate(recording: Recording) -> float | None:
 
     The choice has the most activated experts of every pool, as many as the pool has slots.
     """
-    demand = recording.matrices.get("demand")
-    if demand is None or not demand.any():
+    if recording.content["experts"] is None or not (demand := recording.matrix("demand")).any():
         return None
     experts = recording.content["experts"]
     pools = np.array([layer["pool"] for layer in experts["layers"]])

@@ -33,7 +33,7 @@ def page(recording: Recording) -> str:
     drawn = charts.all()
     script = "\n".join(_file(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    name = escape(file_name(recording.word("target")) or "a run")
+    name = escape(file_name(recording.stats.get("target")) or "a run")
     return Template(_file("page.html")).substitute(
         title=f"{name} – spac report",
         heading=name,

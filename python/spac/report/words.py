@@ -16,12 +16,12 @@ NO_EXPERTS = "This model has no experts that could be split, or ran without the 
 
 def settings(recording: Recording) -> str:
     """Return the settings of the run as list items."""
-    word, figure = recording.word, recording.figure
-    draft = file_name(word("draft")) or plain(recording.stats.get("draft_types") or "none")
-    longest = f"{word('governor') or 'fixed'}, at most {number(figure('draft_length'))}"
+    stat = recording.stats.get
+    draft = file_name(stat("draft")) or plain(stat("draft_types") or "none")
+    longest = f"{stat('governor') or 'fixed'}, at most {number(stat('draft_length'))}"
     options = plain(recording.stats.get("scheduler_options") or "")
-    scheduler = (word("scheduler") or "none") + (f" ({options})" if options else "")
-    device = (word("device") or "cpu") + (
+    scheduler = (stat("scheduler") or "none") + (f" ({options})" if options else "")
+    device = (stat("device") or "cpu") + (
         ", the CPU playing a GPU" if recording.stats.get("device_is_simulated") else ""
     )
     facts: list[tuple[str, str | None]] = [
@@ -29,9 +29,9 @@ def settings(recording: Recording) -> str:
         ("draft length", longest if draft != "none" else None),
         ("device", device),
         ("scheduler", scheduler),
-        ("slots", f"{number(figure('slots'))} for {number(figure('n_experts'))} experts"),
-        ("CPU threads", number(figure("threads"))),
-        ("temperature", number(figure("temp"))),
+        ("slots", f"{number(stat('slots'))} for {number(stat('n_experts'))} experts"),
+        ("CPU threads", number(stat("threads"))),
+        ("temperature", number(stat("temp"))),
         ("seed", plain(recording.stats.get("seed"))),
         ("recorded", (recording.content["started"] or "–").replace("T", " ").replace("+00:00", " UTC")),
     ]
@@ -41,9 +41,9 @@ def settings(recording: Recording) -> str:
 
 def cards(recording: Recording) -> str:
     """Return the key figures as terms and descriptions."""
-    n, word, figure = _numbers(recording), recording.word, recording.figure
-    tokens = (figure("prompt_tokens") or 0) + (figure("generated_tokens") or 0)
-    ended = end(word("reason") or "", int(tokens), int(figure("context") or 0)) or "not ended"
+    n, stat = _numbers(recording), recording.stats.get
+    tokens = (stat("prompt_tokens") or 0) + (stat("generated_tokens") or 0)
+    ended = end(stat("reason") or "", int(tokens), int(stat("context") or 0)) or "not ended"
     shown = [
         ("Speed", n("tokens_per_second"), "tokens/s", f"{n('latency_ms_per_token')} ms per token"),
         ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps, {ended}"),
@@ -53,27 +53,27 @@ def cards(recording: Recording) -> str:
         shown[1] = ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps")
         shown.append(("Several", f"{sequences / steps:.1f}", "generations at once", tokens_read))
     else:
-        first = seconds(figure("time_to_first_token_s"))
+        first = seconds(stat("time_to_first_token_s"))
         shown.append(("First token", first, "", f"prompt of {n('prompt_tokens')} tokens"))
     if recording.stats.get("draft_types"):
         shown.append(
-            ("Acceptance", percent(figure("acceptance")), "", f"{n('tokens_per_step')} tokens per step")
+            ("Acceptance", percent(stat("acceptance")), "", f"{n('tokens_per_step')} tokens per step")
         )
     if recording.content["experts"] is not None:
         moved = sum(recording.total(f"{way}_bytes") for way in ("upload", "download", "join"))
         swaps = f"{n('uploads')} uploads, {n('evictions')} evictions"
-        distinct = f"{percent(figure('hit_rate_distinct'))} of distinct experts"
-        host = f"and {seconds(figure('host_compute_s'))} of experts on the CPU"
+        distinct = f"{percent(stat('hit_rate_distinct'))} of distinct experts"
+        host = f"and {seconds(stat('host_compute_s'))} of experts on the CPU"
         shown += [
-            ("Hit rate", percent(figure("hit_rate")), "", distinct),
+            ("Hit rate", percent(stat("hit_rate")), "", distinct),
             (
                 "Slots",
                 n("slots_resident"),
                 f"of {n('slots')} in use",
-                f"{size(figure('slot_bytes'))} on the device",
+                f"{size(stat('slot_bytes'))} on the device",
             ),
             ("Moved", size(moved), "", swaps),
-            ("Host waits", seconds(figure("host_wait_s")), "", host),
+            ("Host waits", seconds(stat("host_wait_s")), "", host),
         ]
     return "\n".join(
         f'<div><dt>{name}</dt><dd class="value">{escape(value)} <small>{escape(unit)}</small></dd>'
@@ -83,18 +83,18 @@ def cards(recording: Recording) -> str:
 
 
 def _numbers(recording: Recording) -> Any:
-    return lambda name: number(recording.figure(name))
+    return lambda name: number(recording.stats.get(name))
 
 
 def of_hits(recording: Recording) -> str:
     """Return a sentence that compares the run's hit rate with that of the best fixed choice."""
-    slots, n_expert = recording.figure("slots"), recording.figure("n_experts")
+    slots, n_expert = recording.stats.get("slots"), recording.stats.get("n_experts")
     best = fixed_hit_rate(recording)
     if not slots or not n_expert or best is None:
         return "No expert was on the device."
     return (
         f"The device held {percent(slots / n_expert)} of the experts and computed "
-        f"{percent(recording.figure('hit_rate'))} of the activations. The best fixed choice of as many "
+        f"{percent(recording.stats.get('hit_rate'))} of the activations. The best fixed choice of as many "
         f"experts, known only afterwards, would have computed {percent(best)}."
     )
 
@@ -150,7 +150,7 @@ def layer_table(recording: Recording) -> str:
     experts = recording.content["experts"]
     if experts is None or not experts["by_layer"]:
         return ""
-    by, demand, rows = experts["by_layer"], recording.matrices["demand"], []
+    by, demand, rows = experts["by_layer"], recording.matrix("demand"), []
     for i, layer in enumerate(experts["layers"]):
         device, all_pairs = (
             by["device_activations"][i],
@@ -177,7 +177,7 @@ def statistics_table(recording: Recording) -> str:
     """Return a table of all of the run's statistics."""
     stats = {name: plain(value) for name, value in recording.stats.items()}
     for name in ("target", "draft"):
-        stats[name] = file_name(recording.word(name)) or "–"
+        stats[name] = file_name(recording.stats.get(name)) or "–"
     return table(("figure", "value"), stats.items(), n_text=2)
 
 

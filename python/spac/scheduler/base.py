@@ -208,12 +208,8 @@ class Scheduler(ABC):
     """True if `View.draft_routes` is filled.
 
     The draft must have the target's layers and experts; a quantized copy of the target has them. An engine
-    with another draft refuses the scheduler.
-    """
-    misses_no_draft: ClassVar[bool] = False
-    """True if `on` is called for every event of a draft, on the thread that decodes.
-
-    Otherwise a thread of its own calls it with the draft's routes, and leaves out events that come too fast.
+    with another draft refuses the scheduler. Unless the run is deterministic, a thread of its own calls `on`
+    for the events of a draft, and leaves out events that come too fast.
     """
     wants_target_routes: ClassVar[bool] = False
     """True if `View.draft_routes` has the choices of the target's routers for the draft's hidden states.

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
 from spac.machine.arrays import Float32Array, Int32Array
-from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
+from spac.scheduler.base import Layer, Scheduler
+
+if TYPE_CHECKING:
+    import spac._core as _core
+
+_PREDICTED = 3  # recorded predictions of a token by the target's routers, per expert that it uses
 
 
 @dataclass(frozen=True)
@@ -76,134 +83,108 @@ class Demand:
         wanted = scheduler.wants_target_routes or (scheduler.wants_draft_routes and not self.of_target)
         return self.draft_routes if wanted else None
 
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays of a recording's file by their names; what is not known has no entries."""
+        fields = [(x.name, x.n_expert, x.n_used, x.expert_bytes, x.pool) for x in self.layers]
+
+        def known(values: npt.NDArray[Any] | None, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            return np.zeros(0, dtype) if values is None else values.astype(dtype)
+
+        return {
+            "names": np.array([x[0] for x in fields]),
+            "layers": np.array([x[1:] for x in fields], np.int64).reshape(-1, 4),
+            "counts": known(self.counts, np.uint16),
+            "verified": self.verified,
+            "accepted": self.accepted,
+            "routes": known(self.routes, np.int16),
+            "draft_routes": known(self.draft_routes, np.int16),
+            "texts": known(self.texts, np.int32),
+            "of_target": np.array(self.of_target),
+            "draft_shares": known(self.draft_shares, np.float16),
+        }
+
     def save(self, path: Path) -> None:
         """Write the demand to `path` as a compressed .npz."""
-        fields = [(x.name, x.n_expert, x.n_used, x.expert_bytes, x.pool) for x in self.layers]
-        no_routes = np.zeros((len(self.counts), len(self.layers), 0, 0))
-        np.savez_compressed(
-            path,
-            names=np.array([x[0] for x in fields]),
-            layers=np.array([x[1:] for x in fields], np.int64).reshape(-1, 4),
-            counts=self.counts.astype(np.uint16),
-            verified=self.verified,
-            accepted=self.accepted,
-            routes=(no_routes if self.routes is None else self.routes).astype(np.int16),
-            draft_routes=(no_routes if self.draft_routes is None else self.draft_routes).astype(np.int16),
-            texts=np.zeros(0, np.int32) if self.texts is None else self.texts,
-            of_target=np.array(self.of_target),
-            draft_shares=(no_routes if self.draft_shares is None else self.draft_shares).astype(np.float16),
-        )
+        np.savez_compressed(path, **self.arrays)
 
     @classmethod
     def load(cls, path: Path) -> Demand:
-        """Read the demand that `save` wrote. Raise InputError for another file."""
+        """Read the demand of a recording. Raise InputError for a file without it."""
         try:
             with np.load(path) as file:
+                names, rows = file["names"], file["layers"]
                 layers = tuple(
-                    Layer(str(name), *map(int, row))
-                    for name, row in zip(file["names"], file["layers"], strict=True)
+                    Layer(str(name), *map(int, row)) for name, row in zip(names, rows, strict=True)
                 )
-                counts = file["counts"].astype(np.int32)
-                routes, draft_routes, texts = (
-                    file[name].astype(np.int32) if name in file and file[name].size else None
-                    for name in ("routes", "draft_routes", "texts")
-                )
-                of_target = bool(file["of_target"]) if "of_target" in file else False
-                known = "draft_shares" in file and file["draft_shares"].size
-                shares = file["draft_shares"].astype(np.float32) if known else None
+                routes, draft_routes, texts, shares = (
+                    file[name].astype(dtype) if file[name].size else None
+                    for name, dtype in (
+                        ("routes", np.int32), ("draft_routes", np.int32), ("texts", np.int32),
+                        ("draft_shares", np.float32),
+                    )
+                )  # fmt: skip
+                counts, of_target = file["counts"].astype(np.int32), bool(file["of_target"])
                 verified, accepted = file["verified"], file["accepted"]
                 return cls(layers, counts, verified, accepted, routes, draft_routes, texts, of_target, shares)
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
             raise InputError(f"{path} is not a recording of demand: {error}") from None
 
 
-class Recorder(Scheduler):
-    """Passes all events to another scheduler, and records the demand."""
+class DemandRecorder:
+    """Records the demand of one generation's steps, and what was predicted of each."""
 
-    name = "recorder"
-    wants_routes = misses_no_draft = True
-
-    def __init__(
-        self, inner: Scheduler, *, draft_routes: bool = False, target_routes: int | None = None
-    ) -> None:
-        """Wrap `inner`.
-
-        draft_routes: record the draft's routes even if `inner` does not ask for them. target_routes: record
-        what the target's routers choose for the draft's states in all layers, this many times as many experts
-        as a token uses. `inner` sees its critical ones of them, or no draft if it does not ask for them.
-        """
-        self._inner, self._times = inner, target_routes
-        self.wants_draft_routes = target_routes is None and (draft_routes or inner.wants_draft_routes)  # type: ignore[misc]
-        self.wants_target_routes = target_routes is not None or inner.wants_target_routes  # type: ignore[misc]
-        asked = {Event.START, Event.VERIFY_END}
-        if self.wants_draft_routes or self.wants_target_routes:
-            asked |= {Event.DRAFT_TOKEN, Event.DRAFT_END}
-        self._hides = target_routes is not None and not inner.wants_target_routes
-        passed = frozenset[Event]() if self._hides else inner.events
-        self.by_recency, self.sees_prompts = inner.by_recency, inner.sees_prompts  # type: ignore[misc]
-        self.lookahead = inner.lookahead  # type: ignore[misc]
-        self.events = passed | asked  # type: ignore[misc]
-        self._layers: tuple[Layer, ...] = ()
-        self.clear()
-
-    @property
-    def n_step(self) -> int:
-        """The number of recorded steps."""
-        return len(self._steps)
-
-    def clear(self) -> None:
-        """Forget all recorded steps."""
-        self._steps: list[tuple[Int32Array, int, int, int]] = []
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        """Record nothing yet. layers: the model's MoE layers."""
+        self._layers = tuple(layers)
+        self.critical: Int32Array = np.array(
+            [min(_PREDICTED * layer.n_used, layer.n_expert) for layer in layers], np.int32
+        )
+        """The number of experts that the target's routers are asked for, int32 [L]."""
+        self._of_target = False
+        self._draft: tuple[Int32Array, Float32Array | None] | None = None
+        self._steps: list[tuple[npt.NDArray[Any], int, int]] = []
         self._routes: list[Int32Array] = []
-        self._draft_routes: list[Int32Array] = []
-        self._draft_shares: list[Float32Array] = []
+        self._drafts: list[tuple[Int32Array, Float32Array | None]] = []
 
-    def on(self, event: Event, view: View) -> Plan | None:
-        """Record the event, and return the answer of the inner scheduler."""
-        self._layers = view.layers
-        if event == Event.START and self._times is not None:
-            self.critical = np.array(
-                [min(self._times * layer.n_used, layer.n_expert) for layer in view.layers], np.int32
-            )
-        if event == Event.DRAFT_END and view.draft_routes is not None:
-            del self._draft_routes[len(self._steps) :]  # a step may have stopped before its verification
-            self._draft_routes.append(view.draft_routes.copy())
-            del self._draft_shares[len(self._steps) :]
-            if view.draft_shares is not None:
-                self._draft_shares.append(view.draft_shares.copy())
-        if event == Event.VERIFY_END:
-            self._steps.append((view.demand.copy(), view.n_verified, view.n_accepted, view.text))
-            self._routes += [view.routes.copy()] if view.routes is not None else []
-        of_draft = event in (Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END)
-        if self._times is not None and of_draft and view.draft_routes is not None:
-            view = replace(view, draft_routes=critical_only(view.draft_routes, self._inner.critical))
-        hidden = self._hides and of_draft
-        plan = None if hidden or event not in self._inner.events else self._inner.on(event, view)
-        self.window_misses = self._inner.window_misses
-        if self._times is None:
-            self.critical = self._inner.critical
-        return plan
+    def drafted(self, routes: Int32Array, shares: Float32Array | None, *, of_target: bool = False) -> None:
+        """Record what is predicted at the end of a draft, as in `View.draft_routes`.
+
+        of_target: these are the choices of the target's routers.
+        """
+        self._draft = routes.copy(), None if shares is None else shares.copy()
+        self._of_target = of_target
+
+    def verified(self, step: _core.Step, routes: Int32Array) -> None:
+        """Record a step that is over, with the experts of its tokens, int32 [L, T, U]."""
+        self._steps.append((step.demand.astype(np.uint16), step.n_verified, step.n_accepted))
+        if routes.shape[1]:  # experts with an adapter have none
+            self._routes.append(routes.copy())
+        if self._draft is not None:
+            self._drafts.append(self._draft)
+        self._draft = None
 
     @property
-    def demand(self) -> Demand:
-        """The recorded demand. Raise InputError before the first step."""
+    def demand(self) -> Demand | None:
+        """The recorded demand; None before the first step."""
         if not self._steps:
-            raise InputError("nothing has been recorded yet")
-        counts, verified, accepted, texts = zip(*self._steps, strict=True)
-        routes, draft_routes, shares = (
+            return None
+        counts, verified, accepted = zip(*self._steps, strict=True)
+        shares = [each for _, each in self._drafts if each is not None]
+        routes, draft_routes, draft_shares = (
             _stacked(each, fill) if len(each) == len(self._steps) else None
-            for each, fill in ((self._routes, -1), (self._draft_routes, -1), (self._draft_shares, 0))
+            for each, fill in ((self._routes, -1), ([each for each, _ in self._drafts], -1), (shares, 0))
         )
         return Demand(
             self._layers,
-            np.stack(counts),
+            np.stack(counts).astype(np.int32),
             np.array(verified, np.int32),
             np.array(accepted, np.int32),
             routes,
             draft_routes,
-            np.array(texts, np.int32),
-            self._times is not None,
-            shares,
+            np.ones(len(counts), np.int32),
+            self._of_target,
+            draft_shares,
         )
 
 

@@ -16,6 +16,7 @@ from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Float32Array, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
+from spac.scheduler.demand import DemandRecorder, critical_only
 
 _KEPT = 31
 """Steps before the last one whose routes are kept for the layer that computes no prompt."""
@@ -74,6 +75,11 @@ class TargetRoutes(Protocol):
         """The confidences of the last result of `drafted` or `at_end`, float32 [L, T, U]."""
 
 
+def layers_of(experts: Experts) -> tuple[Layer, ...]:
+    """Return the MoE layers of a model as schedulers see them."""
+    return tuple(Layer(x.name, x.n_expert, x.n_used, x.expert_bytes, x.pool) for x in experts.layers)
+
+
 class Driver:
     """A driver runs one scheduler on one model's experts.
 
@@ -94,10 +100,7 @@ class Driver:
         """
         self.scheduler = scheduler
         self._experts = experts
-        self._layers = tuple(
-            Layer(info.name, info.n_expert, info.n_used, info.expert_bytes, info.pool)
-            for info in experts.layers
-        )
+        self._layers = layers_of(experts)
         counts = np.array([layer.n_expert for layer in self._layers], np.int32)
         n_expert = int(counts.max(initial=0))
         self.exists: BoolArray = np.arange(n_expert)[None, :] < counts[:, None]
@@ -110,6 +113,9 @@ class Driver:
         self._no_demand = np.zeros_like(self._plan.priority)
         self._step = 0
         self._latest: list[Int32Array] = []  # routes of the latest steps, [L, T, U] each
+        self.recorder: DemandRecorder | None = None
+        """The recorder of what is predicted of each draft; None for none."""
+        self._asked_more = False  # True if the target's routers are asked for more than the scheduler wants
 
     @property
     def plan(self) -> Plan:
@@ -130,6 +136,18 @@ class Driver:
         """Put a plan of an earlier process in force. It holds until the scheduler returns another one."""
         with self._lock:
             self._submit(plan)
+
+    def record(self, recorder: DemandRecorder) -> None:
+        """Show a recorder what is predicted, from the next draft on, until the attribute is set to None."""
+        with self._lock:
+            self.recorder = recorder
+            self._ask_routers()
+
+    def _ask_routers(self) -> None:
+        """Ask the target's routers for what the scheduler and the recorder want of the next draft."""
+        if self._routes is not None:
+            self._asked_more = self.recorder is not None
+            self._routes.ask(self.scheduler.critical if self.recorder is None else self.recorder.critical)
 
     def start(self) -> None:
         """Ask the scheduler for the first plan. Call it once the slots are attached."""
@@ -174,8 +192,8 @@ class Driver:
                 event, demand, n_drafted=n_drafted, n_verified=n_verified, n_accepted=n_accepted, layer=layer,
                 text=text, routes=routes,
             )  # fmt: skip
-            if self._routes is not None and event in (Event.START, Event.VERIFY_END):
-                self._routes.ask(self.scheduler.critical)
+            if event in (Event.START, Event.VERIFY_END):
+                self._ask_routers()
             if event == Event.VERIFY_END:
                 self._step += 1
 
@@ -203,6 +221,9 @@ class Driver:
             if self._routes is not None:
                 known = self._routes.drafted if event == Event.DRAFT_TOKEN else self._routes.at_end
                 routes, shares = known(n_drafted), self._routes.shares
+                if self.recorder is not None and event == Event.DRAFT_END:
+                    self.recorder.drafted(routes, shares, of_target=True)
+                routes = self._wanted(routes)
             self._ask(event, n_drafted=n_drafted, text=text, draft_routes=routes, draft_shares=shares)
 
     def layer_drafted(self, token: int, chosen: Int32Array) -> None:
@@ -213,10 +234,14 @@ class Driver:
         with self._lock:
             assert self._routes is not None
             draft_routes = self._routes.under_way(token, chosen)
-            if draft_routes is not None:
-                n_drafted = draft_routes.shape[1] - 1
-                layer = len(chosen) - 1
-                self._ask(Event.DRAFT_LAYER, n_drafted=n_drafted, layer=layer, draft_routes=draft_routes)
+            layer = min(len(chosen), len(self.scheduler.critical)) - 1
+            if draft_routes is not None and layer >= 0:
+                n_drafted, wanted = draft_routes.shape[1] - 1, self._wanted(draft_routes)
+                self._ask(Event.DRAFT_LAYER, n_drafted=n_drafted, layer=layer, draft_routes=wanted)
+
+    def _wanted(self, routes: Int32Array) -> Int32Array:
+        """Return the part of the routers' choices, int32 [L, T, U], that the scheduler asked for."""
+        return critical_only(routes, self.scheduler.critical) if self._asked_more else routes
 
     def saw_prompt(self, text: int = 0) -> None:
         """Show the scheduler the last tokens of a prompt, in their order. Only the last plan is carried out.

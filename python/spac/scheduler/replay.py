@@ -18,7 +18,6 @@ from spac.costs import LiveCosts
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.demand import Demand as Demand
-from spac.scheduler.demand import Recorder as Recorder
 from spac.scheduler.demand import known_layers, routes_of_step
 
 

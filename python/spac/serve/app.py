@@ -93,8 +93,9 @@ def make_parser() -> Parser:
         help="folder of files that POST /slots/ID?action=save writes (default: none)",
     )  # fmt: skip
     server.add_argument(
-        "--record", metavar="FILE",
-        help="note what every step of all answers did, for `spac report FILE`; written when the server stops",
+        "--record", metavar="FILE.npz",
+        help="note what every step of all answers did, for `spac report FILE.npz`; written when the server "
+        "stops",
     )  # fmt: skip
     server.add_argument(
         "--strict-model",

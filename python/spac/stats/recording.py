@@ -1,7 +1,9 @@
 """The recording of one generation, or of several at once, as a file that `spac.report` turns into a page.
 
-The file is one JSON object. [L, N] is [MoE layer in the order in which they run, expert]. It holds no text of
-the prompt or the answer. A field that a run does not have (experts, a governor, thresholds) is null.
+The file is a `.npz` archive of numpy arrays without pickled objects. Its arrays are the demand of each step,
+for replays (`spac.scheduler.demand`), if the run has experts and one generation. Its member `report.json` is
+one JSON object. [L, N] is [MoE layer in the order in which they run, expert]. It holds no text of the prompt
+or the answer. A field that a run does not have (experts, a governor, thresholds) is null.
 
     format, schema  "spac-recording", 1; fields are not renamed and keep their meaning within a schema
     version         the version of spac
@@ -24,15 +26,18 @@ the prompt or the answer. A field that a run does not have (experts, a governor,
     device          "measured": `device_ns` is the device's time on experts; "at most": it is the time from
                     each launch until its end was observed; null: it and `observe_ns` are unknown
 
-A run of any length makes a file of bounded size. When the rows are full, they are merged two by two, and each
-row then covers twice as many steps. Sums stay exact; only resolution in time is lost.
+A run of any length makes a report of bounded size. When the rows are full, they are merged two by two, and
+each row then covers twice as many steps. Sums stay exact; only resolution in time is lost. The demand grows
+with each step.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import time
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -43,18 +48,22 @@ import numpy as np
 import numpy.typing as npt
 
 from spac import __version__
+from spac.errors import InputError
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.machine.files import check_writable, write_atomically
+from spac.scheduler.demand import Demand, DemandRecorder
+from spac.scheduler.driver import Driver, layers_of
 from spac.stats.series import Series
 
 if TYPE_CHECKING:
     import spac._core as _core
     from spac.governor.base import Governor
-    from spac.scheduler.driver import Driver
     from spac.stats.prediction import PredictionStats
     from spac.stats.run_stats import RunStats
 
 FORMAT, SCHEMA = "spac-recording", 1
+REPORT = "report.json"
+"""The name of the report in the archive."""
 
 STEP_ROWS, LAYER_ROWS = 2048, 256  # most rows of figures per step, and of figures per step and layer
 LOOK = 4096  # most experts for which the residency is read after every step; with more, it is read less often
@@ -112,14 +121,19 @@ class Recorder:
     It is not thread-safe.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: Path | str | None = None, *, keeps_demand: bool = True) -> None:
         """Make an empty recording, which `write` writes to `path`.
 
-        Raise InputError if no file can be written there.
+        keeps_demand: keep the demand of each step, of one generation. Raise InputError if no file can be
+        written there, or if its name does not end in .npz.
         """
         self.path = Path(path) if path is not None else None
         if self.path is not None:
+            if self.path.suffix != ".npz":
+                raise InputError(f"{path}: a recording is a .npz file: give a name that ends so")
             check_writable(self.path)
+        self._keeps_demand = keeps_demand
+        self._steps_demand: DemandRecorder | None = None
         self._experts: _core.Experts | None = None
         self._events: Events | None = None
         self._governor: Governor | None = None
@@ -168,6 +182,10 @@ class Recorder:
         from spac import _core
 
         self._kinds = [_core.ACTIVITIES.index(name) for name in ("observe", "device_part")]
+        if self._keeps_demand:
+            self._steps_demand = DemandRecorder(layers_of(experts))
+            if self._driver is not None:
+                self._driver.record(self._steps_demand)
         if not experts.trace.on:  # Otherwise a timeline takes the spans.
             self._trace, self._device = experts.trace, "measured"
             self._trace.start(SPANS)
@@ -214,6 +232,8 @@ class Recorder:
         self._sum_up()
         if self._trace is not None:
             self._trace.stop()
+        if (driver := self._driver) is not None and driver.recorder is self._steps_demand:
+            driver.recorder = None
         self._experts = self._trace = None  # The recording may outlive the engine.
 
     def _observe_experts(self, experts: _core.Experts, step: _core.Step) -> int:
@@ -223,13 +243,18 @@ class Recorder:
             self._look(experts)
         self._demand += step.demand
         self._costs.append(step.layer_costs.copy())
-        driver = self._events.driver if self._events is not None else None
-        scheduler = driver.scheduler if driver is not None else None
+        if self._steps_demand is not None:
+            self._steps_demand.verified(step, experts.routes())
+        scheduler = self._driver.scheduler if self._driver is not None else None
         levels, threshold = getattr(scheduler, "n_level", None), getattr(scheduler, "threshold", None)
         if levels is not None and threshold is not None:
             self._levels = levels
             self._taus.append(threshold.copy())
         return experts.slots.n_resident
+
+    @property
+    def _driver(self) -> Driver | None:
+        return self._events.driver if self._events is not None else None
 
     def _look(self, experts: _core.Experts) -> None:
         """Record which experts are resident, and which of them were not at the last look."""
@@ -286,8 +311,8 @@ class Recorder:
 
     # The recording
 
-    def recording(self, stats: RunStats) -> dict[str, Any]:
-        """Return the file's content."""
+    def report(self, stats: RunStats) -> dict[str, Any]:
+        """Return the content of the report."""
         self._sum_up()
         rows = np.hstack((self._steps.rows, self._spans.rows))
         columns = {name: _short(rows[:, i]) for i, name in enumerate(COLUMNS)}
@@ -305,11 +330,19 @@ class Recorder:
             "device": self._device,
         }
 
+    @property
+    def demand(self) -> Demand | None:
+        """The demand of the steps; None if it is not kept, and without experts or steps."""
+        return self._steps_demand.demand if self._steps_demand is not None else None
+
     def write(self, stats: RunStats) -> None:
         """Write the file, whole or not at all, or raise InputError."""
         assert self.path is not None
-        text = json.dumps(self.recording(stats), separators=(",", ":"))
-        write_atomically(self.path, text.encode() + b"\n")
+        demand, data = self.demand, io.BytesIO()
+        np.savez_compressed(data, **(demand.arrays if demand is not None else {}))
+        with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED) as file:
+            file.writestr(REPORT, json.dumps(self.report(stats), separators=(",", ":")))
+        write_atomically(self.path, data.getvalue())
 
     def _experts_recorded(self) -> dict[str, Any] | None:
         if self._model is None:

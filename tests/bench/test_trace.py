@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.schedulers.trace import Trace
 from spac.errors import InputError
-from spac.scheduler.trace import Trace
-from spac.trace import main
 
 EXPERTS = np.array([[[t % 5, (t + 1) % 5], [(2 * t) % 5, -1]] for t in range(7)], np.int32)
 TRACE = Trace(EXPERTS, np.array([4, 3], np.int32), 5, 100)
@@ -82,24 +81,3 @@ def test_demand_without_routes_is_no_trace():
     demand = TRACE.demand()
     with pytest.raises(InputError, match="no routes"):
         Trace.of(replace(demand, routes=None))
-
-
-def test_a_recording_is_exported_as_a_trace(tmp_path, capsys):
-    recording, file = tmp_path / "recording.npz", tmp_path / "trace.npz"
-    TRACE.demand(3).save(recording)
-    assert main(["export", str(recording), str(file)]) == 0
-    assert "7 tokens in 2 sequences, 2 layers of 5 experts" in capsys.readouterr().err
-    np.testing.assert_array_equal(Trace.load(file).experts, EXPERTS)
-    with np.load(file) as arrays:
-        assert sorted(arrays) == ["expert_bytes", "experts", "n_expert", "seq_len"]
-
-
-@pytest.mark.parametrize("name", ["nowhere.npz", "text.npz"])
-def test_what_is_no_recording_is_one_line(name, tmp_path, capsys):
-    (tmp_path / "text.npz").write_text("no archive")
-    assert main(["export", str(tmp_path / name), str(tmp_path / "trace.npz")]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert name in said[0]
-    assert main(["export", str(tmp_path / name), str(tmp_path / "trace.txt")]) == 2
-    assert not list(tmp_path.glob("trace.*"))
