@@ -78,7 +78,6 @@ def test_no_draft_no_governor(target):
     assert generation.stats.draft_length_mean is None
     assert generation.stats.draft_lengths == {}
     assert generation.stats.predicted_tokens_per_second is None
-    assert generation.stats.amortization_intensity > 0  # experts were missing, with a draft or without
 
 
 def test_the_governor_tries_lengths_and_outlives_a_generation(target, draft):
@@ -105,7 +104,6 @@ def test_the_governor_tries_lengths_and_outlives_a_generation(target, draft):
     )
     assert stats.drafted_tokens <= sum(int(k) * n for k, n in stats.draft_lengths.items())
     assert stats.predicted_tokens_per_second > 0
-    assert stats.amortization_intensity > 0
     assert second.stats.generated_tokens == 24
     # A random draft is never right, and the governor has learned that.
     assert second.stats.draft_lengths["0"] > 0
@@ -173,7 +171,7 @@ def test_runs_repeat_however_long_copies_take(target, draft):
         finally:
             _core.set_simulated_device()
         stats = generation.stats
-        return text, stats.hit_rate, stats.hit_rate_step, stats.hit_rate_distinct
+        return text, stats.hit_rate, stats.hit_rate_distinct
 
     slow = {"upload_gb_s": 0.002}
     assert hits(True) == hits(True, **slow)

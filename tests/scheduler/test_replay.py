@@ -85,7 +85,6 @@ def test_an_upload_that_never_hits_is_wasted():
     result = replay(Scripted(plans), Demand.of(counts, n_used=1), 1)
     assert (result.uploads, result.wasted, result.evictions) == (2, 1, 1)
     assert result.hit_rate == pytest.approx(2 / 3)
-    assert result.step_hit_rate == pytest.approx(2 / 3)
 
 
 def test_demand_is_saved_and_loaded(tmp_path):

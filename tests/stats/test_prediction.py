@@ -1,4 +1,4 @@
-"""Predictions, shares by threshold and reuse are right, by hand and for an engine's counts."""
+"""Predictions are right, by hand and for an engine's counts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ from spac.stats.prediction import PredictionStats, given_options
 ALL = np.ones((2, 3), np.bool_)
 
 
-class Levels:
-    """A scheduler with utilities."""
-
-    n_level = 2
-    utility = np.array([[0, 1, 2], [2, 0, 0]], np.int32)
-
-
 def plan(wanted):
     return Plan(np.asarray(wanted, np.int32), np.ones(2, np.int32))
 
@@ -33,7 +26,7 @@ def plan(wanted):
 def test_by_hand():
     stats = PredictionStats()
     demand = np.array([[4, 0, 1], [0, 3, 0]], np.int32)
-    stats.observe(demand, 4, plan([[1, 1, 0], [1, 0, 0]]), ALL, Levels())
+    stats.observe(demand, plan([[1, 1, 0], [1, 0, 0]]), ALL)
     assert (
         stats.true_hot,
         stats.false_hot,
@@ -46,36 +39,29 @@ def test_by_hand():
         "recall": 1 / 3,
         "activated": 0.5,
     }
-    # Utilities of the used experts are 0 four times, 2 once, 0 three times.
-    assert stats.shares_by_threshold == {"r_c": [7 / 8, 7 / 8], "r_g": [1 / 3, 1 / 3]}
-    assert stats.reuse_by_tokens == {"4": 8 / 3}
 
 
 def test_padding_is_no_prediction():
     stats, exists = PredictionStats(), ALL.copy()
     exists[1, 2] = False
-    stats.observe(np.zeros((2, 3), np.int32), 1, plan(np.ones((2, 3))), exists, None)
+    stats.observe(np.zeros((2, 3), np.int32), plan(np.ones((2, 3))), exists)
     assert stats.true_hot + stats.false_hot + stats.true_cold + stats.false_cold == 5
 
 
 def test_nothing_seen_is_nothing_known():
     assert PredictionStats().prediction is None
-    assert PredictionStats().shares_by_threshold is None
-    assert PredictionStats().reuse_by_tokens == {}
 
 
 @given(
     arrays(np.int32, (5, 2, 3), elements=st.integers(0, 4)),
     arrays(np.int32, (5, 2, 3), elements=st.integers(0, 3)),
     arrays(np.int32, (5, 2), elements=st.integers(0, 3)),
-    arrays(np.int32, (5, 2, 3), elements=st.integers(0, 2)),
 )
-def test_against_the_definitions(demands, priorities, thresholds, utilities):
-    stats, scheduler = PredictionStats(), Levels()
+def test_against_the_definitions(demands, priorities, thresholds):
+    stats = PredictionStats()
     right = total = hot = used = both = 0
-    for demand, priority, threshold, utility in zip(demands, priorities, thresholds, utilities, strict=True):
-        scheduler.utility = utility
-        stats.observe(demand, 3, Plan(priority, threshold), ALL, scheduler)
+    for demand, priority, threshold in zip(demands, priorities, thresholds, strict=True):
+        stats.observe(demand, Plan(priority, threshold), ALL)
         for index in np.ndindex(2, 3):
             wanted, activated = priority[index] >= threshold[index[0]], demand[index] > 0
             right, total = right + (wanted == activated), total + 1
@@ -85,15 +71,6 @@ def test_against_the_definitions(demands, priorities, thresholds, utilities):
     assert prediction["activated"] == pytest.approx(used / total)
     assert prediction["precision"] == (pytest.approx(both / hot) if hot else None)
     assert prediction["recall"] == (pytest.approx(both / used) if used else None)
-    shares = stats.shares_by_threshold
-    if not demands.any():
-        assert shares is None
-        return
-    for tau in (1, 2):
-        cold, warm = utilities < tau, utilities >= tau
-        assert shares["r_c"][tau - 1] == pytest.approx(demands[cold].sum() / demands.sum())
-        assert shares["r_g"][tau - 1] == pytest.approx((demands[warm] > 0).sum() / (demands > 0).sum())
-    assert stats.reuse_by_tokens["3"] == pytest.approx(demands.sum() / (demands > 0).sum())
 
 
 @pytest.mark.parametrize(
@@ -128,8 +105,6 @@ def test_an_engine_counts_them(scheduler):
     stats, counts = run(scheduler)
     data = json.loads(stats.to_json())
     assert data["reuse"] == pytest.approx(counts["activations"] / counts["distinct"])
-    assert set(data["reuse_by_tokens"]) <= {str(n) for n in range(1, 6)}
-    assert max(data["reuse_by_tokens"].values()) > 1
     prediction = data["prediction"]
     assert prediction["activated"] == pytest.approx(counts["distinct"] / (stats.steps * stats.n_experts))
     assert 0 < prediction["accuracy"] < 1
@@ -138,12 +113,6 @@ def test_an_engine_counts_them(scheduler):
     assert data["scheduler_share"] == pytest.approx(data["scheduler_s"] / data["decode_s"])
     assert data["scheduler"] == scheduler.partition(":")[0]
     assert data["scheduler_options"] == ({"levels": 6} if "levels" in scheduler else {})
-    if scheduler.startswith("moe-spac"):
-        assert len(data["r_c"]) == len(data["r_g"]) == 6
-        assert data["r_c"] == sorted(data["r_c"])
-        assert data["r_g"] == sorted(data["r_g"], reverse=True)
-    else:
-        assert data["r_c"] is data["r_g"] is None
     if scheduler == "static":
         # The set is resident from the start. So its used experts are both the true predictions and the hits.
         assert prediction["recall"] == pytest.approx(stats.hit_rate_distinct, abs=0.05)

@@ -39,8 +39,6 @@ METER = Meter(
     step_tokens=24,
     drafted=32,
     accepted=16,
-    step_hit_rates=4.0,
-    counted_steps=8,
     resident=30,
     experts={
         "activations": 400,
@@ -56,12 +54,12 @@ SCHEMA_1 = [
     "prefill_tokens_per_second", "time_to_first_token_s", "load_s", "prefill_s", "decode_s",
     "prompt_tokens", "prefilled_tokens", "generated_tokens", "acceptance", "tokens_per_step", "steps",
     "drafted_tokens", "accepted_tokens", "draft_s", "verify_s", "sample_s", "hit_rate",
-    "hit_rate_distinct", "hit_rate_step", "gpu_share", "cpu_share", "activations", "uploads",
+    "hit_rate_distinct", "gpu_share", "cpu_share", "activations", "uploads",
     "upload_failures", "evictions", "bytes_moved", "host_waits", "host_wait_s", "host_compute_s",
     "n_experts", "slots", "slots_resident", "slot_bytes", "target", "draft", "device",
     "device_is_simulated", "scheduler", "draft_types", "draft_length", "threads", "context", "seed",
-    "temp", "scheduler_options", "uploads_wasted", "evictions_early", "upload_s", "prediction", "r_c", "r_g",
-    "reuse", "reuse_by_tokens", "scheduler_s", "scheduler_ms_per_step", "scheduler_share",
+    "temp", "scheduler_options", "uploads_wasted", "evictions_early", "upload_s", "prediction",
+    "reuse", "scheduler_s", "scheduler_ms_per_step", "scheduler_share",
 ]  # fmt: skip
 
 
@@ -83,7 +81,6 @@ def test_the_figures_are_what_their_names_say():
     assert stats.hit_rate == stats.gpu_share == 0.75
     assert stats.cpu_share == 0.25
     assert stats.hit_rate_distinct == 0.5
-    assert stats.hit_rate_step == 0.5
     assert stats.bytes_moved["uploads"] == 12345
 
 

@@ -249,7 +249,7 @@ class Generation(Iterator[str]):
         started = time.perf_counter()
         with self._call():
             step = self._make_step() if self._controller is None else self._controller.step(self._room)
-            self._count(step.n_steps)
+            self._count()
             draft_length = self._session.draft_length if self._recorder is not None else 0
         text = "".join(self._accept(int(token)) for token in step.tokens)
         elapsed = time.perf_counter() - started
@@ -306,16 +306,10 @@ class Generation(Iterator[str]):
         of_devices = device_counts(self._experts) if self._setting.devices else {}
         return {**self._experts.stats, **of_devices, **own}
 
-    def _count(self, n_steps: int) -> None:
+    def _count(self) -> None:
         if self._experts is None:
             return
-        now, before = self._read_counts(), self._counts
-        activations = now["activations"] - before["activations"]
-        if activations:
-            hits = now["activations_hit"] - before["activations_hit"]
-            self._meter.step_hit_rates += n_steps * hits / activations
-            self._meter.counted_steps += n_steps
-        self._counts = now
+        self._counts = now = self._read_counts()
         self._meter.experts = {name: value - self._counts_before[name] for name, value in now.items()}
         self._meter.resident = self._experts.slots.n_resident
 

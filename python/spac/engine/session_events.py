@@ -210,7 +210,7 @@ class Events:
         if driver is not self.driver:
             return
         before = step.before or driver.plan
-        step.stats.observe(step.demand, step.n_verified, before, driver.exists, driver.scheduler)
+        step.stats.observe(step.demand, before, driver.exists)
         with self._timed(Event.VERIFY_END.value, step.stats):
             driver.raised(
                 Event.VERIFY_END, step.demand, n_drafted=step.n_drafted, n_verified=step.n_verified,

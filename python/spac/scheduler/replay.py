@@ -29,7 +29,6 @@ class Replay:
     activations_hit: int
     distinct: int
     distinct_hit: int
-    step_hit_rate: float  # mean over the steps of each step's hit rate of activations
     uploads: int
     upload_bytes: int
     evictions: int
@@ -118,7 +117,6 @@ def replay(
     routes = demand.routes if scheduler.wants_routes else None
     drafts = demand.drafts_for(scheduler)
     activations_hit = distinct_hit = 0
-    rates: list[float] = []
     found = np.zeros(demand.counts.shape, np.bool_)
 
     def ask(event: Event, view: View) -> None:
@@ -166,10 +164,8 @@ def replay(
         draft(step)
         resident = found[step]
         np.greater_equal(state.slot_of, 0, out=resident)
-        wanted, hit = int(counts.sum()), int(counts[resident].sum())
-        activations_hit += hit
+        activations_hit += int(counts[resident].sum())
         distinct_hit += int(np.count_nonzero(counts[resident]))
-        rates += [hit / wanted] if wanted else []
         state.use(counts)
         verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
         now = replace(
@@ -185,7 +181,6 @@ def replay(
         activations_hit=activations_hit,
         distinct=int(np.count_nonzero(demand.counts)),
         distinct_hit=distinct_hit,
-        step_hit_rate=float(np.mean(rates)) if rates else 0.0,
         uploads=state.uploads,
         upload_bytes=state.upload_bytes,
         evictions=state.evictions,

@@ -97,8 +97,6 @@ class Meter:
     draft_s: float = 0.0
     verify_s: float = 0.0
     sample_s: float = 0.0
-    step_hit_rates: float = 0.0  # sum over the steps with activations
-    counted_steps: int = 0
     resident: int = 0
     experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
     prompt_experts: dict[str, int] = field(default_factory=dict)  # these counters over prefill
@@ -138,11 +136,9 @@ class RunStats:
     draft_length_mean: float | None  # mean of the chosen lengths
     draft_lengths: Mapping[str, int]  # number of steps for each chosen length
     predicted_tokens_per_second: float | None  # expected for the steps with a governor's expectation
-    amortization_intensity: float | None  # tokens per MB of experts that were used and not resident
     # experts
     hit_rate: float | None  # share of activations (token, expert) whose expert was resident
     hit_rate_distinct: float | None  # share of distinct (layer, expert) per step that were resident
-    hit_rate_step: float | None  # mean over the steps of each step's hit rate of activations
     gpu_share: float | None  # share of activations computed on the device: resident and loaded experts
     cpu_share: float | None
     activations: int
@@ -164,10 +160,7 @@ class RunStats:
     misses_loaded: int  # those that were copied to the device within their layer instead
     miss_load_s: float  # time of these copies
     prediction: Mapping[str, float | None] | None  # see PredictionStats.prediction
-    r_c: Sequence[float] | None  # shares for thresholds 1..K, see PredictionStats.shares_by_threshold
-    r_g: Sequence[float] | None
     reuse: float | None  # activations per distinct (layer, expert) of a step
-    reuse_by_tokens: Mapping[str, float]  # `reuse` for each number of tokens that a step verified
     host_waits: int
     host_wait_s: float
     host_compute_s: float
@@ -222,10 +215,8 @@ class RunStats:
         meter.prediction_stats.complete()
         counts = meter.experts.get
         activations, prediction_stats = counts("activations", 0), meter.prediction_stats
-        shares = prediction_stats.shares_by_threshold or {}
         scheduler_s = prediction_stats.scheduler_ns / 1e9
         scheduler_step = ratio(scheduler_s, meter.steps)
-        missed_mb = (counts("distinct", 0) - counts("distinct_hit", 0)) * setting.expert_bytes / 1e6
         hit_rate = ratio(counts("activations_hit", 0), activations)
         on_device = counts("activations_hit", 0) + counts("activations_loaded", 0)
         gpu_share = ratio(on_device, activations)
@@ -255,10 +246,8 @@ class RunStats:
             verify_s=meter.verify_s,
             sample_s=meter.sample_s,
             **_governed(meter.controller),
-            amortization_intensity=ratio(meter.step_tokens, missed_mb),
             hit_rate=hit_rate,
             hit_rate_distinct=ratio(counts("distinct_hit", 0), counts("distinct", 0)),
-            hit_rate_step=ratio(meter.step_hit_rates, meter.counted_steps),
             gpu_share=gpu_share,
             cpu_share=None if gpu_share is None else 1 - gpu_share,
             activations=activations,
@@ -281,10 +270,7 @@ class RunStats:
             misses_loaded=counts("misses_loaded", 0),
             miss_load_s=counts("load_ns", 0) / 1e9,
             prediction=prediction_stats.prediction,
-            r_c=shares.get("r_c"),
-            r_g=shares.get("r_g"),
             reuse=ratio(activations, counts("distinct", 0)),
-            reuse_by_tokens=prediction_stats.reuse_by_tokens,
             scheduler_s=scheduler_s,
             scheduler_ms_per_step=None if scheduler_step is None else scheduler_step * 1e3,
             scheduler_share=ratio(scheduler_s, meter.decode_s),
