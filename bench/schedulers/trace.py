@@ -74,12 +74,6 @@ class Trace:
             lengths = lengths.sum(keepdims=True)
         return cls(experts, lengths.astype(np.int32), n_expert, size)
 
-    def sequences(self, chosen: slice) -> Trace:
-        """Return the trace of some of the sequences."""
-        owner = np.repeat(np.arange(len(self.seq_len)), self.seq_len)
-        kept = np.isin(owner, np.arange(len(self.seq_len))[chosen])
-        return Trace(self.experts[kept], self.seq_len[chosen], self.n_expert, self.expert_bytes)
-
     def last(self, n_token: int) -> Trace:
         """Return the trace of the last tokens. A sequence may lose its beginning."""
         left = np.cumsum(self.seq_len[::-1])[::-1]  # tokens from each sequence's first on

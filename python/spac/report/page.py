@@ -16,7 +16,7 @@ from spac.report.charts import Chart, Charts
 from spac.report.figures import file_name
 from spac.report.reading import MATRICES, Recording
 
-SCRIPTS = ("drawing.js", "charts.js", "heat.js", "page.js")
+SCRIPTS = ("drawing.js", "charts.js", "heat.js")
 
 MAPS = """\
 <fieldset><legend>Experts of a layer, from left to right:</legend>

@@ -72,8 +72,7 @@ SPANS = 1 << 14  # most spans in a batch, for the device's time
 
 COUNTERS = (
     "activations", "activations_hit", "distinct", "distinct_hit",
-    "uploads", "upload_bytes", "upload_failures", "upload_ns", "uploads_wasted",
-    "evictions", "evictions_early",
+    "uploads", "upload_bytes", "uploads_wasted", "evictions",
     "host_waits", "host_wait_ns", "host_compute_ns", "queue_ns",
     "download_bytes", "join_bytes",
 )  # fmt: skip
@@ -82,7 +81,7 @@ STEP = (
     "steps", "time_ns", "draft_ns", "verify_ns", "sample_ns", "scheduler_ns",
     "tokens", "verified", "drafted", "accepted", "draft_length", "resident",
     *COUNTERS,
-    "expected_steps", "expected_tokens", "expected_ns", "sequences",
+    "expected_tokens", "expected_ns", "sequences",
 )  # fmt: skip
 SPAN = ("observe_ns", "device_ns")
 COLUMNS = (*STEP, *SPAN)
@@ -91,8 +90,8 @@ COLUMNS = (*STEP, *SPAN)
 time_ns is the whole step. host_wait_ns, host_compute_ns and queue_ns (calls that launch and copy) are parts
 of verify_ns, and device_ns runs beside them. observe_ns is the time in which the draft model reads the
 verified tokens. draft_length is the length asked for, and drafted is the number of tokens drafted. resident
-is the number of slots in use at the end of a step. expected_… is the governor's expectation for
-`expected_steps` steps. sequences is the number of generations whose tokens a step verified. With several,
+is the number of slots in use at the end of a step. expected_… is what the governor expected of the step, 0
+without a model. sequences is the number of generations whose tokens a step verified. With several,
 all figures are those of the batch, draft_length is the longest of theirs, and copies while a prompt was read
 count in the next step.
 """
@@ -266,9 +265,9 @@ class Recorder:
         self._steps_unseen = 0
 
     def _expected(self) -> list[float]:
-        """Record the governor's model, and return expected_steps, expected_tokens and expected_ns."""
+        """Record the governor's model, and return expected_tokens and expected_ns."""
         if self._governor is None:
-            return [0, 0, 0]
+            return [0, 0]
         curve = getattr(self._governor, "curve", None)
         if curve is not None:
             if curve is not self._curve:
@@ -277,7 +276,7 @@ class Recorder:
                 self._theta = Series(len(self._now), LAYER_ROWS)
             self._theta.add(self._now)
         expected = self._governor.expected
-        return [0, 0, 0] if expected is None else [1, expected[0], expected[1] * 1e9]
+        return [0, 0] if expected is None else [expected[0], expected[1] * 1e9]
 
     def _sum_up(self) -> None:
         """Add to the sums the parts of the last steps that are cheaper to add for several steps at once."""

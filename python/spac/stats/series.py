@@ -30,11 +30,6 @@ class Series:
         return self._rows[: self._n_row]
 
     @property
-    def n(self) -> int:
-        """The number of steps."""
-        return max(0, self._n_row - 1) * self.per_row + self._in_last
-
-    @property
     def described(self) -> dict[str, Any]:
         """The fields of a recording: `per_row`, and in `steps` the number of steps in each row."""
         full = [self.per_row] * max(0, self._n_row - 1)
