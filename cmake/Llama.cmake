@@ -20,6 +20,35 @@ if(SPAC_CUDA_OBJECTS)
 endif()
 option(GGML_NATIVE "compile for this machine's CPU (OFF: for the instruction sets that the GGML_… options name)" ON)
 
+# Some virtual machines report AMX, grant it, and end a program that uses it. Their build leaves it out.
+if(GGML_NATIVE AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT CMAKE_CROSSCOMPILING)
+    include(CheckCXXSourceRuns)
+    set(CMAKE_REQUIRED_FLAGS -march=native)
+    set(CMAKE_REQUIRED_QUIET ON)
+    check_cxx_source_runs("
+#ifdef __AMX_TILE__
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main() {
+    if (syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tiles */) == 0) {
+        _tile_zero(0);
+        _tile_release();
+    }
+    return 0;
+}
+#else
+int main() { return 0; }
+#endif
+" SPAC_AMX_WORKS)
+    unset(CMAKE_REQUIRED_FLAGS)
+    unset(CMAKE_REQUIRED_QUIET)
+    if(NOT SPAC_AMX_WORKS)
+        message(STATUS "this machine reports AMX, and its instructions fail: compiled without it")
+        add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-U__AMX_INT8__>) # ggml's condition for its AMX code
+    endif()
+endif()
+
 # Upstream asks git for its version. In our build folder, git would give another project's, so upstream finds no git.
 set(LLAMA_BUILD_NUMBER 0)
 set(LLAMA_BUILD_COMMIT "llama-cpp-python-${SPAC_LLAMA_CPP_PYTHON_VERSION}")
