@@ -1,4 +1,4 @@
-#include "session/draft_types.h"
+#include "session/speculator.h"
 
 #include "../src/llama-ext.h" // for ids of the target's layers that EAGLE-3 and DFlash drafts read
 

@@ -2,7 +2,7 @@
 
 #include "../src/llama-model.h" // for a model's devices, which no public function returns
 #include "backend/experts/experts.h"
-#include "backend/remote/remote_servers.h"
+#include "backend/remote/rpc.h"
 #include "backend/split/thread_pool.h"
 #include "core/error.h"
 #include "ggml.h"

@@ -1,8 +1,8 @@
 #include "session/parallel.h"
 
-#include "session/draft_types.h"
 #include "session/parallel_impl.h"
 #include "session/session.h"
+#include "session/speculator.h"
 
 #include <algorithm>
 #include <string>

@@ -1,8 +1,8 @@
 #include "session/parallel_impl.h"
 
-#include "session/draft_types.h"
 #include "session/interrupt.h"
 #include "session/places.h"
+#include "session/speculator.h"
 
 #include <algorithm>
 #include <limits>

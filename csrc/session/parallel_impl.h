@@ -1,5 +1,5 @@
-// The parts of a ParallelSession: parallel.cpp has its calls, parallel_step.cpp the steps, parallel_prompts.cpp reads
-// prompts, parallel_verify.cpp drafts, verifies and samples.
+// The parts of a ParallelSession: parallel.cpp has its calls, parallel_step.cpp the steps, parallel_decode.cpp reads
+// prompts, drafts, verifies and samples.
 #pragma once
 
 #include "backend/device/timer.h"

@@ -1,9 +1,9 @@
 #include "session/session.h"
 
 #include "backend/device/timer.h"
-#include "session/draft_types.h"
 #include "session/prompt_graph.h"
 #include "session/session_impl.h"
+#include "session/speculator.h"
 #include "session/token_sampler.h"
 
 #include <algorithm>
@@ -32,8 +32,8 @@ Context checked_target(const SessionConfig & config) {
 
 Session::Impl::Impl(const SessionConfig & config)
     : trace(trace_of(config)), experts(config.experts), projector(config.projector), target(checked_target(config)),
-      sequence(target), prompt_graph(target.get()),
-      verifier(target, config.experts, config.sampling, interrupt, *trace), cache(config.prompt_cache_bytes),
+      sequence(target), prompt_graph(target.get()), demand(config.experts),
+      sampler(config.sampling, target.model(), target.n_ctx()), window(target.get()), cache(config.prompt_cache_bytes),
       batch(target.get()), checkpoint_step(config.checkpoint_step) {
     if (config.draft_experts && config.draft_experts == config.experts) {
         throw InputError("the draft's experts are the target's own: load the draft model beside it");
@@ -55,7 +55,7 @@ Session::Impl::Impl(const SessionConfig & config)
         draft_length.store(draft_max);
     }
     target.check_rows(target.n_batch(), draft_max + 1);
-    verifier.set_step_tokens(draft_max + 1);
+    demand.set_step_tokens(draft_max + 1);
     interrupt.attach(target.get());
     if (config.experts) {
         config.experts->set_staged_tokens(prompt_graph.small());
@@ -97,12 +97,28 @@ void Session::Impl::draft() {
     }
 }
 
+// Decodes the last token and the draft, and takes the demand. An exception leaves the target's memory and the demand as
+// they were.
+void Session::Impl::decode_window() {
+    has_logits = false;
+    window.clear();
+    target.add_window(window, sequence.last(), drafted);
+    SpanScope scope(*trace, Activity::verify);
+    scope.span.count = window.size();
+    const auto start = Clock::now();
+    demand.count([&] { target.decode(window, interrupt); }, result);
+    demand.take(result);
+    result.verify_ns  = ns_since(start);
+    result.n_verified = window.size();
+}
+
 // Returns the accepted tokens and the target's own. Until they are committed, an exception leaves the sequence as it
 // was.
 llama_tokens Session::Impl::verify() {
     interrupt.raise_if_stopped();
     try {
-        observe(verifier.verify(sequence.last(), drafted, result), sequence.n_history());
+        decode_window();
+        observe(window, sequence.n_history());
         return sample();
     } catch (...) {
         sequence.rewind();
@@ -111,8 +127,15 @@ llama_tokens Session::Impl::verify() {
 }
 
 llama_tokens Session::Impl::sample() {
+    SpanScope  scope(*trace, Activity::sample);
+    const auto start = Clock::now();
     try {
-        return verifier.sample(drafted, result);
+        auto accepted = sampler.sample(target.get(), drafted);
+        has_logits    = true;
+        target.note_logit(static_cast<int>(accepted.size()) - 1, accepted.back());
+        result.sample_ns = ns_since(start);
+        scope.span.count = static_cast<int32_t>(accepted.size()) - 1;
+        return accepted;
     } catch (const std::exception &) {
         // The sampler may have taken some of the tokens. Only a new prompt makes it whole.
         sequence.drop_prompt();
@@ -176,8 +199,9 @@ void Session::prefill(const int32_t * tokens, size_t n_tokens, const Progress & 
     impl.images    = std::move(images);
     impl.has_begun = false;
 
-    n_unseen = std::min(n_unseen, n_tokens);
-    impl.verifier.begin(tokens + n_unseen, n_tokens - n_unseen);
+    n_unseen        = std::min(n_unseen, n_tokens);
+    impl.has_logits = false;
+    impl.sampler.begin(tokens + n_unseen, n_tokens - n_unseen);
     impl.evaluate_prompt(progress);
 }
 
@@ -203,7 +227,7 @@ void Session::adopt(const int32_t * tokens, size_t n_tokens) {
 void Session::set_sampling(const SamplingConfig & sampling) {
     auto &                impl = *impl_;
     const Interrupt::Call call(impl.interrupt);
-    impl.verifier.set_sampling(sampling);
+    impl.sampler.set(sampling);
 }
 
 const Step & Session::step(const StepRun & run) {
@@ -228,7 +252,7 @@ const Step & Session::last_step() const { return impl_->result; }
 TokenProbabilities Session::probabilities(int n_top) {
     auto &                impl = *impl_;
     const Interrupt::Call call(impl.interrupt);
-    if (!impl.sequence.has_prompt() || !impl.verifier.has_logits()) {
+    if (!impl.sequence.has_prompt() || !impl.has_logits) {
         throw InputError("the logits of the last step are gone: ask for probabilities right after step()");
     }
     return token_probabilities(impl.target.get(), impl.result.tokens, n_top);
@@ -269,7 +293,7 @@ void Session::set_listeners(const Listeners & listeners) {
         throw InputError("the draft's routes were asked for, and nothing is drafted");
     }
     impl_->listeners = listeners;
-    impl_->verifier.set_layer_listener(listeners.verify_layer);
+    impl_->demand.set_layer_listener(listeners.verify_layer);
     impl_->interrupt.set_check(listeners.interrupt_check);
 }
 

@@ -1,4 +1,4 @@
-// The parts of a Session: session.cpp has its calls and the steps, session_prompt.cpp evaluates prompts and verifies.
+// The parts of a Session: session.cpp has its calls and the steps, session_prompt.cpp evaluates prompts.
 #pragma once
 
 #include "backend/device/timer.h"
@@ -18,41 +18,6 @@
 
 namespace spac {
 
-// The target's side of a step: it decodes the draft, counts the demand for experts, and samples.
-class Verifier {
-  public:
-    // `experts` may be null. Throws InputError for invalid sampling settings.
-    Verifier(Context & target, std::shared_ptr<Experts> experts, const SamplingConfig & sampling, Interrupt & interrupt,
-             Trace & trace);
-
-    // These are ExpertDemand's and TokenSampler's.
-    void set_step_tokens(int n_tokens) { demand_.set_step_tokens(n_tokens); }
-    void set_sampling(const SamplingConfig & sampling) { sampler_.set(sampling); }
-    void set_layer_listener(ExpertDemand::LayerListener listener) { demand_.set_layer_listener(std::move(listener)); }
-
-    // Begins a new prompt: the sampler starts anew and has seen these tokens.
-    void begin(const int32_t * prompt, size_t n_tokens);
-
-    // Decodes `last` and the draft after it, takes the demand, and fills in the step's counts and times. The batch is
-    // valid until the next call. An exception leaves the target's memory and the demand as they were.
-    const common_batch & verify(llama_token last, const llama_tokens & draft, Step & step);
-
-    // Returns the draft tokens that the target accepts, then its own. Must be called once after verify().
-    llama_tokens sample(const llama_tokens & draft, Step & step);
-
-    // Returns true if the target's logits are those that the last sample() chose by: token i by row i.
-    bool has_logits() const { return has_logits_; }
-
-  private:
-    Context &    target_;
-    Interrupt &  interrupt_;
-    ExpertDemand demand_;
-    TokenSampler sampler_;
-    common_batch batch_;
-    Trace &      trace_;
-    bool         has_logits_ = false;
-};
-
 struct Session::Impl {
     explicit Impl(const SessionConfig & config);
     ~Impl();
@@ -66,6 +31,7 @@ struct Session::Impl {
     void         observe(const common_batch & decoded, int pos);
     int          next_draft_length() const;
     void         draft();
+    void         decode_window();
     llama_tokens verify();
     llama_tokens sample();
     void         commit(const llama_tokens & accepted);
@@ -78,7 +44,10 @@ struct Session::Impl {
     Context                            target;
     Sequence                           sequence;
     PromptGraph                        prompt_graph;
-    Verifier                           verifier;
+    ExpertDemand                       demand;
+    TokenSampler                       sampler;
+    common_batch                       window;             // the last verification: a token, and the draft after it
+    bool                               has_logits = false; // true: the target has those that the last step chose by
     std::unique_ptr<Speculator>        speculator;
     PromptCache                        cache;
     common_batch                       batch;

@@ -1,7 +1,6 @@
 #include "session/speculator.h"
 
 #include "core/not_copied.h"
-#include "session/draft_types.h"
 #include "session/interrupt.h"
 #include "session/token_probabilities.h"
 

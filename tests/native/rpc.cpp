@@ -1,8 +1,7 @@
 #include "rpc.h"
 
 #include "backend/experts/experts.h"
-#include "backend/remote/remote_servers.h"
-#include "backend/remote/rpc_server.h"
+#include "backend/remote/rpc.h"
 #include "core/error.h"
 #include "ggml-alloc.h"
 #include "ggml-backend.h"

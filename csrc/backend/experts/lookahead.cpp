@@ -11,12 +11,6 @@ constexpr float pace = 1.0f / 256;
 
 } // namespace
 
-std::array<float, Lookahead::most_places> Lookahead::starting_trust() {
-    std::array<float, most_places> trust;
-    trust.fill(0.7f);
-    return trust;
-}
-
 void Lookahead::note_layer(int il, int64_t now_ns) {
     const std::lock_guard lock(mutex_); // several contexts may run
     if (il == last_layer_ + 1) {

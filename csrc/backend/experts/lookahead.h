@@ -23,6 +23,8 @@ class Lookahead {
     // The least trust in a place. A place that is right less often is not worth its copies over the link.
     static constexpr float least_trust = 0.5f;
 
+    Lookahead() { trust_.fill(0.7f); }
+
     // Sets the distance in layers; 0 switches it off.
     void set_distance(int n) { distance_ = n; }
     int  distance() const { return distance_.load(std::memory_order_relaxed); }
@@ -44,14 +46,11 @@ class Lookahead {
   private:
     std::atomic<int>               distance_{0};
     mutable std::mutex             mutex_;
-    std::array<float, most_places> trust_ =
-        starting_trust(); // by place: the share of recent predictions that was right
-    std::atomic<uint64_t> n_foreseen_{0}, n_right_{0};
-    std::atomic<int64_t>  layer_ns_{0};
-    int                   last_layer_    = -1;
-    int64_t               last_layer_at_ = 0;
-
-    static std::array<float, most_places> starting_trust();
+    std::array<float, most_places> trust_; // by place: the share of recent predictions that was right
+    std::atomic<uint64_t>          n_foreseen_{0}, n_right_{0};
+    std::atomic<int64_t>           layer_ns_{0};
+    int                            last_layer_    = -1;
+    int64_t                        last_layer_at_ = 0;
 };
 
 } // namespace spac

@@ -1,4 +1,4 @@
-#include "backend/remote/remote_servers.h"
+#include "backend/remote/rpc.h"
 
 #include "backend/remote/rpc_socket.h"
 #include "core/error.h"

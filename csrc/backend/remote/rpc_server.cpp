@@ -1,4 +1,4 @@
-#include "backend/remote/rpc_server.h"
+#include "backend/remote/rpc.h"
 
 #include "backend/device/device.h"
 #include "backend/device/ggml_internals.h"

@@ -3,7 +3,7 @@
 #include "backend/remote/rpc_socket.h"
 
 #include "backend/device/ggml_internals.h"
-#include "backend/remote/remote_servers.h"
+#include "backend/remote/rpc.h"
 #include "core/error.h"
 #include "ggml-rpc/transport.h"
 

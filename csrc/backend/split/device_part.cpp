@@ -1,4 +1,4 @@
-#include "backend/split/device_part.h"
+#include "backend/split/block_parts.h"
 
 #include "backend/device/device.h"
 #include "backend/device/settings.h"

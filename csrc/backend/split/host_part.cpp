@@ -1,4 +1,4 @@
-#include "backend/split/host_part.h"
+#include "backend/split/block_parts.h"
 
 #include "backend/device/timer.h"
 #include "backend/experts/model_experts.h"

@@ -1,4 +1,4 @@
-#include "backend/split/miss_loader.h"
+#include "backend/split/block_parts.h"
 
 #include <algorithm>
 #include <utility>

@@ -11,7 +11,7 @@
 // split_stream_ahead.cpp). While looking ahead by layers (lookahead.h), H chooses a block's mask just before it opens
 // the gate of the previous block. It writes the mask's row to the memory from which D then copies it.
 // In some cases H queues the following work itself when it is done: the device has no gate, the device's part is
-// compact and needs the ids first, misses are loaded within their layer (miss_loader.h), or there is a layer listener.
+// compact and needs the ids first, misses are loaded within their layer (MissLoader), or there is a layer listener.
 // D gets the same operations in the same order in both cases. If D does not reach a gate within a deadline, launching
 // ahead ends: the graph fails, and H queues the following work of the context's later graphs.
 //
@@ -30,10 +30,8 @@
 #include "backend/graph/split_graph.h"
 #include "backend/hidden_states/stream_tap.h"
 #include "backend/prefill/prefill_runner.h"
-#include "backend/split/device_part.h"
+#include "backend/split/block_parts.h"
 #include "backend/split/hand_off.h"
-#include "backend/split/host_part.h"
-#include "backend/split/miss_loader.h"
 #include "backend/stream/compute_stream.h"
 #include "backend/stream/graph_cache.h"
 #include "core/not_copied.h"
