@@ -152,8 +152,6 @@ void bind_parallel(py::module_ & m) {
         .def(
             "n_reused", [](const PyParallelSession & self, int id) { return self.get().n_reused(id); }, py::arg("id"))
         .def(
-            "is_parked", [](const PyParallelSession & self, int id) { return self.get().is_parked(id); }, py::arg("id"))
-        .def(
             "tokens",
             [](const PyParallelSession & self, int id) { return spac::bindings::copy_of(self.get().tokens(id)); },
             py::arg("id"))

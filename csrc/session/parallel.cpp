@@ -132,8 +132,6 @@ int ParallelSession::n_reused(int id) const { return impl_->places.of(id).n_reus
 
 std::vector<int32_t> ParallelSession::tokens(int id) const { return impl_->places.of(id).sequence.tokens(); }
 
-bool ParallelSession::is_parked(int id) const { return impl_->places.of(id).parked; }
-
 std::vector<ParallelSession::Held> ParallelSession::held() const {
     std::vector<Held> all;
     for (int i = 0; i < n_sequences(); ++i) {

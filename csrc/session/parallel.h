@@ -107,8 +107,7 @@ class ParallelSession : NotCopied {
     int                  draft_max() const;
     int                  n_reused(int id) const; // tokens of the prompt that were there when it joined
     std::vector<int32_t> tokens(int id) const;   // the whole sequence, with those not evaluated yet
-    bool                 is_parked(int id) const;
-    std::vector<Held>    held() const; // by place
+    std::vector<Held>    held() const;           // by place
     Session::Cached      cached() const;
 
   private:

@@ -1369,8 +1369,6 @@ class ParallelSession:
     def __exit__(self, *_: object) -> None: ...
     def n_reused(self, id: int) -> int:
         """Return how many tokens of the prompt were there when the sequence joined."""
-    def is_parked(self, id: int) -> bool:
-        """Return True if the sequence is in host memory, until there is a place for it."""
     def tokens(self, id: int) -> Int32Array:
         """Return the whole sequence, int32[n], with tokens that are not evaluated yet."""
     @property

@@ -107,13 +107,13 @@ def test_when_the_memory_is_full_the_youngest_waits_and_comes_back(lab: Lab, tar
             each.check()
             made[each.id] += each.tokens.tolist()
             n_waits += each.waits
-        parked |= {i for i in ids if several.is_parked(i)}
+        parked |= {i for i, is_parked, _ in several.held() if is_parked}
     assert parked == {ids[2]}
     assert n_waits > 0
     assert len(made[ids[0]]) == len(made[ids[1]]) == 60
     several.leave(ids[0])
     run(several, ids[1:], 30, made)
-    assert not several.is_parked(ids[2])
+    assert not any(is_parked for _, is_parked, _ in several.held())
     for i, tokens in zip(ids, texts, strict=True):
         assert made[i] == alone(lab, target, tokens, len(made[i]))
 

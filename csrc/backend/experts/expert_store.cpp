@@ -141,13 +141,10 @@ void                       device_memory(ggml_backend_dev_t, size_t * free, size
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
 
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props                           = {};
     props->name                      = device_name(dev);
     props->description               = device_description(dev);
     props->type                      = device_type(dev);
-    props->device_id                 = nullptr;
-    props->memory_free               = 0;
-    props->memory_total              = 0;
-    props->caps                      = {};
     props->caps.buffer_from_host_ptr = true;
     props->caps.mmap_support         = true;
 }

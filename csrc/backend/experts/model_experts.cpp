@@ -256,14 +256,10 @@ int ModelExperts::take_demand(int32_t * counts) {
     return counter().take(counts, n_layer(), n);
 }
 
-std::pair<int, int> ModelExperts::routes(std::vector<int32_t> & ids) const { return counter().routes(ids, n_layer()); }
-
 void ModelExperts::keep_shares(bool keeps) {
     demand.keep_shares(keeps);
     draft_demand.keep_shares(keeps);
 }
-
-void ModelExperts::take_layer_costs(LayerCost * costs) { demand.take_layer_costs(costs, n_layer()); }
 
 std::shared_ptr<void> ModelExperts::shared_among_streams(const std::function<std::shared_ptr<void>()> & make) {
     const std::lock_guard lock(mutex_);
@@ -291,8 +287,6 @@ void ModelExperts::end_step(const void * stream, int first, int last) {
         demand.end_step();
     }
 }
-
-void ModelExperts::set_layer_listener(LayerListener listener) { demand.set_listener(std::move(listener)); }
 
 ExpertStats ModelExperts::stats() const {
     ExpertStats s = {};

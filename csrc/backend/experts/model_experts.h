@@ -138,19 +138,19 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                set_draft_pass(bool on) override;
     void                set_counting(bool counting) override { counter().set_counting(counting); }
     int                 take_demand(int32_t * counts) override;
-    std::pair<int, int> routes(std::vector<int32_t> & ids) const override;
+    std::pair<int, int> routes(std::vector<int32_t> & ids) const override { return counter().routes(ids, n_layer()); }
     void                keep_shares(bool keeps) override;
     std::vector<float>  shares() const override { return counter().shares(n_layer()); }
-    void                take_layer_costs(LayerCost * costs) override;
-    void                set_layer_listener(LayerListener listener) override;
-    void                set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }
-    void                set_tail_tokens(int n_tokens) override { demand.set_tail_tokens(n_tokens); }
-    void                set_stream_tokens(int n) override { stream_tokens_ = n; }
-    void                set_staged_tokens(int n) override { staged_tokens_ = n; }
-    size_t              stream_bytes() const override;
-    void                set_lookahead(int n_layers) override;
-    void                set_miss(Miss how, bool most_recent) override;
-    ExpertStats         stats() const override;
+    void                take_layer_costs(LayerCost * costs) override { demand.take_layer_costs(costs, n_layer()); }
+    void        set_layer_listener(LayerListener listener) override { demand.set_listener(std::move(listener)); }
+    void        set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }
+    void        set_tail_tokens(int n_tokens) override { demand.set_tail_tokens(n_tokens); }
+    void        set_stream_tokens(int n) override { stream_tokens_ = n; }
+    void        set_staged_tokens(int n) override { staged_tokens_ = n; }
+    size_t      stream_bytes() const override;
+    void        set_lookahead(int n_layers) override;
+    void        set_miss(Miss how, bool most_recent) override;
+    ExpertStats stats() const override;
 
     std::vector<ExpertDevice> devices() const override;
     void                      attach_slots(int n_slots, const std::vector<size_t> & margins) override;

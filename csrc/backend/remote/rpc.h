@@ -17,6 +17,7 @@
 namespace spac {
 
 class Experts;
+class SplitClient;
 
 struct LentDevice {
     std::string name;
@@ -64,8 +65,8 @@ class ServedClient : NotCopied {
     std::unique_lock<std::mutex> pause();
 
   private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
+    std::shared_ptr<RpcServer>   server_;
+    std::unique_ptr<SplitClient> split_;
 };
 
 // Returns the version of the protocol.

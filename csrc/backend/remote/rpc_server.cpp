@@ -88,34 +88,29 @@ std::vector<LentDevice> RpcServer::devices() const {
 
 // ---- a client
 
-struct ServedClient::Impl {
-    std::shared_ptr<RpcServer> server;
-    SplitClient                split;
-};
-
-ServedClient::ServedClient(std::shared_ptr<RpcServer> server) {
-    const RpcServer::Impl & lent = *server->impl_;
-    impl_.reset(new Impl{std::move(server), SplitClient(lent.n_threads)});
+ServedClient::ServedClient(std::shared_ptr<RpcServer> server)
+    : server_(std::move(server)), split_(std::make_unique<SplitClient>(server_->impl_->n_threads)) {
+    const RpcServer::Impl & lent = *server_->impl_;
     for (size_t i = 0; lent.splits && i < lent.names.size(); ++i) {
-        impl_->split.add(lent.names[i], lent.backends[i]);
+        split_->add(lent.names[i], lent.backends[i]);
     }
 }
 
 ServedClient::~ServedClient() = default;
 
 void ServedClient::serve(int fd) {
-    const RpcServer::Impl & lent = *impl_->server->impl_;
+    const RpcServer::Impl & lent = *server_->impl_;
     Lending                 all;
     all.devices          = lent.backends;
-    all.stores           = impl_->split.stores();
-    all.split            = [this] { impl_->split.begin(); };
-    const auto splitting = impl_->split.devices();
+    all.stores           = split_->stores();
+    all.split            = [this] { split_->begin(); };
+    const auto splitting = split_->devices();
     std::copy(splitting.begin(), splitting.end(), all.devices.begin());
 
     struct End {
         SplitClient & split;
         ~End() { split.end(); }
-    } const end{impl_->split};
+    } const end{*split_};
     const AbortGuard guard;
     try {
         serve_rpc_client(all, lent.cache.empty() ? nullptr : lent.cache.c_str(), fd);
@@ -126,11 +121,11 @@ void ServedClient::serve(int fd) {
     }
 }
 
-int64_t ServedClient::await_graph(int64_t known) { return impl_->split.await_graph(known); }
+int64_t ServedClient::await_graph(int64_t known) { return split_->await_graph(known); }
 
-std::vector<std::shared_ptr<Experts>> ServedClient::models() const { return impl_->split.models(); }
+std::vector<std::shared_ptr<Experts>> ServedClient::models() const { return split_->models(); }
 
-std::unique_lock<std::mutex> ServedClient::pause() { return impl_->split.pause(); }
+std::unique_lock<std::mutex> ServedClient::pause() { return split_->pause(); }
 
 std::string rpc_version_text() { return rpc_version().text(); }
 

@@ -128,17 +128,15 @@ void device_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props             = {};
     props->name        = device_name(dev);
     props->description = device_description(dev);
     props->type        = device_type(dev);
-    props->device_id   = nullptr;
     device_memory(dev, &props->memory_free, &props->memory_total);
-    props->caps                      = {};
-    props->caps.async                = true;
-    props->caps.host_buffer          = true;
-    props->caps.buffer_from_host_ptr = false;
-    props->caps.events               = true;
-    props->caps.mmap_support         = true;
+    props->caps.async        = true;
+    props->caps.host_buffer  = true;
+    props->caps.events       = true;
+    props->caps.mmap_support = true;
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t dev, const char *) {
