@@ -84,6 +84,18 @@ if(SPAC_WITH_VULKAN)
     spac_compile_vulkan()
 endif()
 
+
+# llama.cpp's speculative loop and its handlers of requests, without HTTP, its page and its tools.
+set(_server "")
+foreach(_part chat common context queue schema stream task)
+    list(APPEND _server "${SPAC_LLAMA_SOURCE}/tools/server/server-${_part}.cpp")
+endforeach()
+add_library(spac-server-context OBJECT ${_server})
+target_link_libraries(spac-server-context PRIVATE llama-common mtmd)
+target_include_directories(spac-server-context PRIVATE "${SPAC_LLAMA_SOURCE}" "${SPAC_LLAMA_SOURCE}/tools/mtmd")
+target_compile_options(spac-server-context PRIVATE -w)
+list(APPEND SPAC_LLAMA_TARGETS spac-server-context)
+
 set(SPAC_GGML_INCLUDES "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/ggml/src")
 set(SPAC_LLAMA_INCLUDES "${SPAC_LLAMA_SOURCE}/include" "${SPAC_LLAMA_SOURCE}/ggml/include" "${SPAC_LLAMA_SOURCE}/common"
-    "${SPAC_LLAMA_SOURCE}/vendor" "${SPAC_LLAMA_SOURCE}/tools/mtmd")
+    "${SPAC_LLAMA_SOURCE}/vendor" "${SPAC_LLAMA_SOURCE}/tools/mtmd" "${SPAC_LLAMA_SOURCE}/tools/server")

@@ -32,6 +32,7 @@ WANTED = (
     "licenses",
     "src",
     "tools/mtmd",
+    "tools/server",
     "vendor",
 )
 INSIDE_SDIST = "vendor/llama.cpp/"

@@ -24,6 +24,7 @@ void bind_logistic(pybind11::module_ & m);
 void bind_prompts(pybind11::module_ & m);
 void bind_session(pybind11::module_ & m);
 void bind_parallel(pybind11::module_ & m);
+void bind_server(pybind11::module_ & m);
 
 namespace spac::bindings {
 

@@ -62,4 +62,5 @@ PYBIND11_MODULE(_core, m) {
     bind_prompts(m);
     bind_session(m);
     bind_parallel(m);
+    bind_server(m);
 }

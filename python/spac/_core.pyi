@@ -6,7 +6,7 @@ InputError for arguments that it cannot use.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -1298,6 +1298,74 @@ class ParallelStep:
     @property
     def verified(self) -> bool:
         """True if `batch` is of a verification."""
+
+class LoopResponse:
+    """An answer of llama.cpp's server, or the beginning of a stream.
+
+    One thread at a time makes it; `cancel` and `close` may be called by others.
+    """
+
+    def run(self) -> None:
+        """Answer the request. Return with the whole answer, or when a stream begins."""
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+    @property
+    def content_type(self) -> str:
+        """The body's type."""
+    @property
+    def body(self) -> bytes:
+        """The whole body; empty for a stream."""
+    @property
+    def is_stream(self) -> bool:
+        """True if `next` returns the body part by part."""
+    def next(self) -> bytes | None:
+        """Return the next part of a stream, or None at its end."""
+    def cancel(self) -> None:
+        """Let `run` and `next` return soon."""
+    def close(self) -> None:
+        """Cancel, wait for a call that runs, and free what the answer holds of the server."""
+
+class ServerLoop:
+    """llama.cpp's server_context on loaded models: its slots, its speculative loop and its handlers."""
+
+    routes: ClassVar[list[str]]
+    """The names of the handlers."""
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        target_ctx: int,
+        draft_ctx: int | None = None,
+        experts: Experts | None = None,
+        *,
+        trace: Trace,
+        owner: object = None,
+        chat_template: str = "",
+        slot_folder: str = "",
+        projector: str = "",
+        **keywords: Any,
+    ) -> None:
+        """Start the loop on a thread of its own; `keywords` are those of a Session.
+
+        The sampling holds where a request says nothing. Raise InputError if llama.cpp refuses models or
+        options.
+        """
+    def begin(
+        self, route: str, body: bytes, params: Mapping[str, str] = {}, headers: Mapping[str, str] = {}
+    ) -> LoopResponse:
+        """Return the answer of a request, which `LoopResponse.run` makes. Any thread may call this.
+
+        Raise InputError for an unknown route, and after `close`.
+        """
+    def on(self, event: str, callback: Callable[..., object] | None) -> None:
+        """Set the callback of an event, before the first request or between two; None removes it.
+
+        Events are those of a Session, and `draft_length(n_slots, n_max)`, which returns a step's draft
+        length, `step_end(step, seconds)`, and `enter()` and `leave()` around each decode and `verify_end`.
+        """
+    def close(self) -> None:
+        """Close all answers, then end the loop. A second call does nothing."""
 
 class ParallelSession:
     """A session of several sequences, whose windows are verified in one batch.

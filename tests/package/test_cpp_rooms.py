@@ -13,7 +13,7 @@ from tests.package.test_rooms import ROOMS as PYTHON_ROOMS
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 
-FOLDERS = ("core", "kernels", "backend", "session", "bindings")
+FOLDERS = ("core", "kernels", "backend", "session", "hooks", "bindings")
 """The folders of csrc, low to high. A folder includes itself and lower ones."""
 BACKEND = (
     "device", "simulated_device", "experts", "graph", "stream", "prefill", "hidden_states", "split",

@@ -33,6 +33,7 @@ from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
 from spac.engine.reader import Reader
 from spac.engine.run_files import RunFiles
+from spac.engine.server_loop import LoopOptions, open_loop
 from spac.engine.session_events import Events
 from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
 from spac.engine.single_session import SingleSession, parameters_of, seeded
@@ -55,11 +56,17 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: LoadProgress | None = None, pair: ModelPair | None = None
+        self,
+        config: EngineConfig,
+        *,
+        progress: LoadProgress | None = None,
+        pair: ModelPair | None = None,
+        serves: LoopOptions | None = None,
     ) -> None:
         """Load the models, or take over the loaded `pair`, and start the scheduler.
 
-        The engine owns `pair` from now on. Raise InputError, OutOfMemoryError or SpacError if that fails.
+        The engine owns `pair` from now on. With `serves`, it answers requests with llama.cpp's server
+        (`loop`), and generates nothing else. Raise InputError, OutOfMemoryError or SpacError if that fails.
         """
         started = perf_counter()
         self.config = config
@@ -69,6 +76,8 @@ class Engine:
         self._advised = self._noted_images = False
         self.batch: Batch | None = None
         """The thread that runs several generations at once; None with one at a time."""
+        self.loop: _core.ServerLoop | None = None
+        """llama.cpp's server; None unless the engine serves with it."""
         try:
             self._files = RunFiles(config)
         except BaseException:
@@ -111,7 +120,9 @@ class Engine:
             self._single = SingleSession(
                 config, self._pair, expert_cache, self._trace, self.reading, self.events.subscribe
             )
-            if self._pair.n_sequences > 1:
+            if serves is not None:
+                self.loop = self._open_loop(serves)
+            elif self._pair.n_sequences > 1:
                 self.batch = self._open_batch()
         except BaseException:
             self.close()
@@ -137,6 +148,8 @@ class Engine:
 
         The engine cannot be used afterwards. A second call does nothing. Any thread may call this.
         """
+        if self.loop is not None:
+            self.loop.close()
         if self.batch is not None:
             self.batch.close()
         if (generation := self._generation) is not None:
@@ -317,6 +330,8 @@ class Engine:
         self.events.driver = driver
         if self.session is not None:
             self.events.subscribe(self.session)
+        elif (loop := self.loop) is not None:
+            self.between.run(lambda: self.events.subscribe(loop))
         elif (batch := self.batch) is not None:
             self.between.run(lambda: self.events.subscribe(batch.session))
 
@@ -346,6 +361,11 @@ class Engine:
     def context(self) -> int:
         """The number of tokens that a generation may have, with its prompt."""
         return self._pair.sequence_context
+
+    @property
+    def n_sequences(self) -> int:
+        """The number of generations that the contexts have places for."""
+        return self._pair.n_sequences
 
     def tokenize(self, text: str) -> TokenArray:
         """Return the int32 tokens of `text`."""
@@ -392,6 +412,10 @@ class Engine:
         (-1: no limit), and can be parsed by `chat.read`. Raise InputError if the prompt is empty or does
         not fit.
         """
+        if self.loop is not None:
+            raise InputError(
+                "this engine serves requests with llama.cpp's loop: make another one to generate"
+            )
         tokens = as_tokens(self._pair.target, prompt)
         if self.batch is not None:
             if recorder is not None:
@@ -528,6 +552,22 @@ class Engine:
         return open_batch(
             self.config, self._pair, self.experts, self._trace, self.events, self.between,
             self._at_home.update_streams, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
+        )  # fmt: skip
+
+    def _open_loop(self, options: LoopOptions) -> _core.ServerLoop:
+        """Start llama.cpp's server. Raise InputError if the scheduler or the models cannot."""
+        scheduler = self.events.driver.scheduler if self.events.driver is not None else None
+        if scheduler is not None and (scheduler.wants_draft_routes or scheduler.wants_target_routes):
+            name = self._at_home.scheduler_name
+            raise InputError(
+                f"scheduler {name} needs the draft's routes, which llama.cpp's loop does not give"
+            )
+        if self._pair.target.has_window and not self.config.swa_full:
+            # A decode of several graphs loses tokens of the window there.
+            raise InputError("a model with a sliding window needs --swa-full with llama.cpp's loop")
+        return open_loop(
+            self.config, options, self._pair, self.experts, self._trace, self.events, self.between,
+            lambda: self.governor, self._draft_lengths.of_several, self.graphs,
         )  # fmt: skip
 
     def note_images(self) -> None:

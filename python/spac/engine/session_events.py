@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from spac import _core
 from spac.engine.draft_follower import DraftFollower
 from spac.engine.step_follower import StepFollower
 from spac.machine.arrays import Float32Array, Int32Array
@@ -16,7 +17,6 @@ from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
-    import spac._core as _core
     from spac.scheduler.driver import Driver
     from spac.stats.timeline import Timeline
 
@@ -100,12 +100,13 @@ class Events:
         if (follower := self._step_follower) is not None:
             follower.drain()
 
-    def subscribe(self, session: _core.Session | _core.ParallelSession) -> None:
+    def subscribe(self, session: _core.Session | _core.ParallelSession | _core.ServerLoop) -> None:
         """Subscribe to exactly the events that are used now."""
         scheduler = self.driver.scheduler if self.driver is not None else None
         wanted = scheduler.events if scheduler is not None else frozenset()
         counts = self.driver is not None or bool(self.after_step)
-        session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
+        if not isinstance(session, _core.ServerLoop):
+            session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
         self.end()
         # With `settled`, each plan is carried out before the next event.
         if scheduler is not None and scheduler.wants_draft_routes and self.settled is None:

@@ -110,6 +110,11 @@ def make_parser() -> Parser:
         "--pooling", choices=("mean", "cls", "last"),
         help="how embeddings make one vector of a text's tokens (default: as the model says)",
     )  # fmt: skip
+    server.add_argument(
+        "--loop", choices=("own", "llama.cpp"), default="own",
+        help="what generates: spac's own loop, or that of llama.cpp's server with spac's hooks, a trial "
+        "(default: %(default)s)",
+    )  # fmt: skip
     chat = parser.add_argument_group("chat")
     add_chat_options(chat)
     add_prefill_option(chat)
@@ -181,8 +186,11 @@ def ready(
     target, draft, demo = models(options)
     config, chat_options = read_config(options, target, draft), read_chat_options(options)
     pooling = _pooling(options, target)
+    name = options.alias or ("demo" if demo else target.name)
     if talk.progress is not None:  # stderr is a terminal, without --quiet
         talk.note(f"loading {target.name}")
+    if options.loop == "llama.cpp":
+        return _ready_loop(options, config, chat_options, name, talk, stack)
     with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
         llama = stack.enter_context(contextlib.closing(load(config, pooling)))
     for note in llama.notes:
@@ -194,7 +202,7 @@ def ready(
     if note := adopt_format(llama, chat_options):
         talk.note(note)
     app, state = make_app(
-        llama, options.alias or ("demo" if demo else target.name),
+        llama, name,
         env.API_KEY.get() if options.api_key is None else options.api_key, options.queue,
         sampling_defaults(config.sampling), has_page=options.page,
     )  # fmt: skip
@@ -209,6 +217,43 @@ def ready(
     state.slots = Slots(llama, state.queue, options.slot_save_path)
     state.strict_model = options.strict_model
     return app, state
+
+
+def _ready_loop(
+    options: argparse.Namespace,
+    config: EngineConfig,
+    chat: ChatOptions,
+    name: str,
+    talk: Talk,
+    stack: contextlib.ExitStack,
+) -> tuple[Any, ServerState]:
+    """Load the model into llama.cpp's server, and return the app in front of it, and the server state.
+
+    Raise InputError for options that only spac's own loop has.
+    """
+    from spac.engine import Engine
+    from spac.engine.server_loop import LoopOptions
+    from spac.serve.loop_app import LoopApp
+    from spac.serve.metrics import Metrics
+    from spac.serve.request_queue import RequestQueue
+    from spac.serve.state import ServerState
+
+    missing = [each for each in ("record", "embeddings", "strict_model") if getattr(options, each)]
+    if missing:
+        raise InputError(f"--{missing[0].replace('_', '-')}: --loop llama.cpp does not have it yet")
+    folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
+    loop = LoopOptions(name, chat.template or "", folder)
+    engine = stack.enter_context(Engine(config, progress=None, serves=loop))
+    for note in engine.notes:
+        talk.note(note)
+    engine.on_note = talk.note
+    queue = RequestQueue(options.queue, engine.n_sequences)
+    key = env.API_KEY.get() if options.api_key is None else options.api_key
+    state = ServerState(queue, Metrics(queue), (name,), key)
+    if not talk.quiet:
+        state.log = say
+    options.page = False
+    return LoopApp(engine, state), state
 
 
 def load(config: EngineConfig, pooling: str | None = None) -> Any:

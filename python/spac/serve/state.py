@@ -19,6 +19,7 @@ from spac.serve.slots import SLOTS, Slots
 
 if TYPE_CHECKING:
     from spac.engine.prompt_progress import Reading
+    from spac.serve.loop_app import LoopRequest
 
 Scope = MutableMapping[str, Any]
 
@@ -61,7 +62,7 @@ class ServerState:
         `defaults` apply where a request gives no value; `page` has the paths of the page's files.
         """
         self.queue, self.metrics, self.models, self.defaults = queue, metrics, models, defaults or {}
-        self.requests: set[RequestContext] = set()
+        self.requests: set[RequestContext | LoopRequest] = set()
         self._open = {*OPEN_TO_ALL, *page}
         self.strict_model = False
         """True to refuse requests that name another model."""

@@ -1,0 +1,136 @@
+// Bindings of llama.cpp's server_context. Its calls run without the GIL, and its events with it.
+#include "bindings/bindings.h"
+#include "bindings/session_holder.h"
+#include "hooks/server_loop.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <utility>
+
+namespace py = pybind11;
+using spac::LoopResponse;
+using spac::ServerLoop;
+
+namespace {
+
+// Returns the next part of a stream, or None at its end.
+py::object next_part(LoopResponse & self) {
+    std::string part;
+    {
+        const py::gil_scoped_release release;
+        while (part.empty() && self.next(part)) {
+        }
+    }
+    return part.empty() ? py::object(py::none()) : py::object(py::bytes(part));
+}
+
+class PyServerLoop {
+  public:
+    PyServerLoop(const spac::LoopConfig & config, py::object owner) : owner_(std::move(owner)) {
+        const py::gil_scoped_release release;
+        loop_ = std::make_unique<ServerLoop>(config);
+    }
+    ~PyServerLoop() { close(); }
+
+    std::unique_ptr<LoopResponse> begin(const std::string & route, const py::bytes & body,
+                                        const std::map<std::string, std::string> & params,
+                                        const std::map<std::string, std::string> & headers) {
+        if (loop_ == nullptr) {
+            throw spac::InputError("the server is closed");
+        }
+        return loop_->begin({route, std::string(body), params, headers});
+    }
+
+    // Sets the callback of one of a session's events, or of those of LoopListeners. None removes it.
+    void on(const std::string & event, const py::object & callback) {
+        static const char * const own[] = {"draft_length", "step_end", "enter", "leave"};
+        if (std::find(std::begin(own), std::end(own), event) == std::end(own)) {
+            spac::bindings::check_callback(event, callback);
+        }
+        callbacks_[event] = callback;
+        if (callback.is_none()) {
+            callbacks_.erase(event);
+        }
+        if (loop_ == nullptr) {
+            throw spac::InputError("the server is closed");
+        }
+        loop_->set_listeners(spac::bindings::listeners(callbacks_), loop_listeners());
+    }
+
+    void close() {
+        const py::gil_scoped_release release;
+        loop_.reset();
+    }
+
+  private:
+    // Returns a function that calls a callback with the GIL, or an empty one.
+    template <typename Result, typename... Arguments>
+    std::function<Result(Arguments...)> calling(const char * event) const {
+        const auto found = callbacks_.find(event);
+        if (found == callbacks_.end()) {
+            return {};
+        }
+        return [callback = py::handle(found->second)](Arguments... arguments) {
+            const py::gil_scoped_acquire acquire;
+            return callback(arguments...).template cast<Result>();
+        };
+    }
+
+    spac::LoopListeners loop_listeners() const {
+        spac::LoopListeners more;
+        more.draft_length = calling<int, int, int>("draft_length");
+        more.step_end     = calling<void, const spac::ParallelStep &, double>("step_end");
+        more.enter        = calling<void>("enter");
+        more.leave        = calling<void>("leave");
+        return more;
+    }
+
+    py::object                  owner_;
+    spac::bindings::Callbacks   callbacks_;
+    std::unique_ptr<ServerLoop> loop_;
+};
+
+} // namespace
+
+void bind_server(py::module_ & m) {
+    py::class_<LoopResponse>(m, "LoopResponse", "An answer of llama.cpp's server, or the beginning of a stream.")
+        .def_property_readonly("status", &LoopResponse::status)
+        .def_property_readonly("content_type", &LoopResponse::content_type)
+        .def_property_readonly("body", [](const LoopResponse & self) { return py::bytes(self.body()); })
+        .def_property_readonly("is_stream", &LoopResponse::is_stream)
+        .def("run", &LoopResponse::run, py::call_guard<py::gil_scoped_release>())
+        .def("next", &next_part)
+        .def("cancel", &LoopResponse::cancel)
+        .def("close", &LoopResponse::close, py::call_guard<py::gil_scoped_release>());
+    py::class_<PyServerLoop>(m, "ServerLoop", "llama.cpp's server_context on models that are loaded.")
+        .def(
+            py::init([](const std::string & path, const std::string & name, const py::object & target_ctx,
+                        const py::object & draft_ctx, std::shared_ptr<spac::Experts> experts,
+                        std::shared_ptr<spac::Trace> trace, const py::object & owner, const std::string & chat_template,
+                        const std::string & slot_folder, const std::string & projector, const py::kwargs & keywords) {
+                spac::LoopConfig config;
+                config.path               = path;
+                config.name               = name;
+                config.template_text      = chat_template;
+                config.slot_folder        = slot_folder;
+                config.projector          = projector;
+                config.session.target_ctx = spac::bindings::context_pointer(target_ctx, "target_ctx");
+                config.session.draft_ctx  = spac::bindings::context_pointer(draft_ctx, "draft_ctx");
+                config.session.experts    = std::move(experts);
+                config.session.trace      = std::move(trace);
+                spac::bindings::apply_keywords(keywords, config.session);
+                return std::make_unique<PyServerLoop>(config, owner);
+            }),
+            py::arg("path"), py::arg("name"), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
+            py::arg("experts") = py::none(), py::kw_only(), py::arg("trace"), py::arg("owner") = py::none(),
+            py::arg("chat_template") = "", py::arg("slot_folder") = "", py::arg("projector") = "")
+        .def_property_readonly_static("routes", [](const py::object &) { return ServerLoop::routes(); })
+        .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),
+             py::arg("params")  = std::map<std::string, std::string>(),
+             py::arg("headers") = std::map<std::string, std::string>())
+        .def("on", &PyServerLoop::on, py::arg("event"), py::arg("callback"))
+        .def("close", &PyServerLoop::close);
+}

@@ -1,0 +1,83 @@
+#include "hooks/given_models.h"
+
+namespace spac {
+
+namespace {
+thread_local GivenModels * given = nullptr;
+}
+
+GivenModels::GivenModels(const GivenModel & target, const GivenModel & draft) : given_{target, draft} { given = this; }
+
+GivenModels::~GivenModels() { given = nullptr; }
+
+llama_model * GivenModels::next_model() { return n_loaded_ < 2 ? given_[n_loaded_++].model : nullptr; }
+
+llama_context * GivenModels::next_context(const llama_model * model) {
+    if (n_contexts_ == 2) {
+        return nullptr;
+    }
+    const auto & next  = given_[n_contexts_];
+    const auto * owner = next.model != nullptr ? next.model : given_[0].model;
+    if (next.context == nullptr || owner != model) {
+        return nullptr;
+    }
+    ++n_contexts_;
+    return next.context;
+}
+
+bool GivenModels::has(const llama_model * model) const {
+    return model != nullptr && (model == given_[0].model || model == given_[1].model);
+}
+
+bool GivenModels::has(const llama_context * context) const {
+    return context != nullptr && (context == given_[0].context || context == given_[1].context);
+}
+
+} // namespace spac
+
+using spac::given;
+
+// The linker calls these in place of llama.cpp's functions (csrc/CMakeLists.txt).
+extern "C" {
+llama_model *   __real_llama_model_load_from_file(const char * path, llama_model_params params);
+llama_context * __real_llama_init_from_model(llama_model * model, llama_context_params params);
+void            __real_llama_model_free(llama_model * model);
+void            __real_llama_free(llama_context * context);
+void __real_llama_attach_threadpool(llama_context * context, ggml_threadpool_t pool, ggml_threadpool_t batch);
+
+llama_model * __wrap_llama_model_load_from_file(const char * path, llama_model_params params) {
+    if (given != nullptr) {
+        if (auto * const model = given->next_model()) {
+            return model;
+        }
+    }
+    return __real_llama_model_load_from_file(path, params);
+}
+
+llama_context * __wrap_llama_init_from_model(llama_model * model, llama_context_params params) {
+    if (given != nullptr) {
+        if (auto * const context = given->next_context(model)) {
+            return context;
+        }
+    }
+    return __real_llama_init_from_model(model, params);
+}
+
+void __wrap_llama_model_free(llama_model * model) {
+    if (given == nullptr || !given->has(model)) {
+        __real_llama_model_free(model);
+    }
+}
+
+void __wrap_llama_free(llama_context * context) {
+    if (given == nullptr || !given->has(context)) {
+        __real_llama_free(context);
+    }
+}
+
+void __wrap_llama_attach_threadpool(llama_context * context, ggml_threadpool_t pool, ggml_threadpool_t batch) {
+    if (given == nullptr || !given->has(context)) {
+        __real_llama_attach_threadpool(context, pool, batch);
+    }
+}
+}

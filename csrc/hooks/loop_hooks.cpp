@@ -1,0 +1,285 @@
+#include "hooks/loop_hooks.h"
+
+#include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace spac {
+
+namespace {
+
+thread_local LoopHooks * hooks = nullptr;
+
+void call(const std::function<void()> & callback) {
+    if (callback) {
+        callback();
+    }
+}
+
+// Work between `enter` and `leave`.
+class Region {
+  public:
+    explicit Region(const LoopListeners & listeners) : listeners_(listeners) { call(listeners_.enter); }
+    ~Region() { call(listeners_.leave); }
+    Region(const Region &)             = delete;
+    Region & operator=(const Region &) = delete;
+
+  private:
+    const LoopListeners & listeners_;
+};
+
+} // namespace
+
+LoopHooks * LoopHooks::current() { return hooks; }
+
+LoopHooks::LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace,
+                     int n_slots, int n_rows)
+    : target_(target), experts_(experts), trace_(std::move(trace)), n_slots_(n_slots), demand_(std::move(experts)),
+      graph_(target) {
+    demand_.set_step_tokens(n_rows);
+}
+
+LoopHooks::~LoopHooks() { detach(); }
+
+void LoopHooks::attach() { hooks = this; }
+
+void LoopHooks::detach() {
+    if (hooks == this) {
+        hooks = nullptr;
+    }
+}
+
+void LoopHooks::set_listeners(const Listeners & listeners, LoopListeners more) {
+    listeners_ = listeners;
+    more_      = std::move(more);
+    demand_.set_layer_listener(listeners.verify_layer);
+}
+
+void LoopHooks::draft(common_speculative * spec, const std::function<void()> & run) {
+    if (is_drafting_) {
+        run();
+        return;
+    }
+    std::vector<ParallelDrafts::Request>           requests;
+    std::vector<common_speculative_draft_params *> asked;
+    for (int i = 0; i < n_slots_; ++i) {
+        auto & params = common_speculative_get_draft_params(spec, i);
+        if (params.drafting) {
+            asked.push_back(&params);
+            requests.push_back({static_cast<size_t>(i), params.prompt, params.id_last, params.n_max, params.result});
+        }
+    }
+    int longest = 0;
+    for (const auto & each : requests) {
+        longest = std::max(longest, each.n_max);
+    }
+    if (more_.draft_length) {
+        longest = more_.draft_length(static_cast<int>(asked.size()), longest);
+    }
+    for (size_t i = 0; i < asked.size(); ++i) {
+        asked[i]->n_max = requests[i].n_max = std::min(requests[i].n_max, longest);
+        // As llama.cpp's function does. A flag that stays would let a later request of the slot begin with a draft.
+        asked[i]->drafting = longest > 0 && drafts_ == nullptr;
+    }
+    if (longest == 0) {
+        return;
+    }
+    SpanScope scope(*trace_, Activity::draft);
+    start_ = Clock::now();
+    if (drafts_ == nullptr) {
+        run();
+    } else {
+        is_drafting_ = true;
+        try {
+            drafts_->draft(requests);
+        } catch (...) {
+            is_drafting_ = false;
+            throw;
+        }
+        is_drafting_ = false;
+    }
+    draft_ns_ += ns_since(start_);
+    std::vector<int32_t> all;
+    for (const auto & each : requests) {
+        all.insert(all.end(), each.draft->begin(), each.draft->end());
+    }
+    scope.span.count = static_cast<int32_t>(all.size());
+    if (listeners_.draft_end) {
+        listeners_.draft_end(all, draft_ns_, nullptr);
+    }
+}
+
+bool LoopHooks::accept(int slot, int n) {
+    if (drafts_ == nullptr || is_drafting_) {
+        return false;
+    }
+    is_drafting_ = true;
+    drafts_->accept(static_cast<size_t>(slot), n, {});
+    is_drafting_ = false;
+    return true;
+}
+
+int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
+                      int n_sequences) {
+    if (ctx != target_) {
+        const auto start  = Clock::now();
+        const int  status = run();
+        draft_ns_ += ns_since(start);
+        return status;
+    }
+    const Region region(more_);
+    return n_outputs == n_tokens ? verify(run, n_tokens, n_sequences) : evaluate(run, n_tokens, n_outputs > 0);
+}
+
+// Runs a decode of the windows of slots that generate.
+int LoopHooks::verify(const std::function<int()> & run, int n_tokens, int n_sequences) {
+    SpanScope scope(*trace_, Activity::verify);
+    scope.span.count = n_tokens;
+    const auto start = Clock::now();
+    if (draft_ns_ == 0) {
+        start_ = start;
+    }
+    int status = 0;
+    step_      = {};
+    demand_.count(
+        [&] {
+            status = run();
+            llama_synchronize(target_);
+        },
+        step_.batch);
+    demand_.take(step_.batch);
+    step_.batch.verify_ns  = ns_since(start);
+    step_.batch.n_verified = n_tokens;
+    step_.batch.draft_ns   = std::exchange(draft_ns_, 0);
+    n_awaited_             = status == 0 ? n_sequences : 0;
+    return status;
+}
+
+// Runs a decode of prompts, and of what else is in their batch. `ends` is true if one of them ends.
+int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, bool ends) {
+    SpanScope scope(*trace_, Activity::prefill);
+    scope.span.count = n_tokens;
+    n_awaited_       = 0;
+    int status       = 0;
+    do {
+        graph_.choose(n_tokens, listeners_.prompt_graph);
+        status = run();
+        llama_synchronize(target_);
+    } while (status == -2 && graph_.fails());
+    if (status == 0 && ends && listeners_.prompt_tail) {
+        llama_synchronize(target_);
+        listeners_.prompt_tail();
+    }
+    return status;
+}
+
+void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted) {
+    if (ctx != target_ || n_awaited_ == 0) {
+        return;
+    }
+    SequenceStep sequence;
+    sequence.id         = static_cast<int>(step_.sequences.size());
+    sequence.tokens     = tokens;
+    sequence.n_drafted  = n_drafted;
+    sequence.n_accepted = n_drafted > 0 ? static_cast<int>(tokens.size()) - 1 : 0;
+    auto & batch        = step_.batch;
+    batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end());
+    batch.n_drafted += n_drafted;
+    batch.n_accepted += sequence.n_accepted;
+    step_.sequences.push_back(std::move(sequence));
+    if (--n_awaited_ == 0) {
+        end_step();
+    }
+}
+
+void LoopHooks::end_step() {
+    step_.verified        = true;
+    step_.batch.n_steps   = 1;
+    const auto seconds    = static_cast<double>(ns_since(start_)) / 1e9;
+    step_.batch.sample_ns = ns_since(start_) - step_.batch.verify_ns - step_.batch.draft_ns;
+    const Region region(more_);
+    if (listeners_.verify_end) {
+        listeners_.verify_end(step_.batch);
+    }
+    if (more_.step_end) {
+        more_.step_end(step_, seconds);
+    }
+}
+
+} // namespace spac
+
+using spac::LoopHooks;
+
+// The linker calls these in place of llama.cpp's functions.
+extern "C" {
+int32_t __real_llama_process(llama_context * ctx, llama_process_type type, llama_batch_ext * batch);
+
+int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama_batch_ext * batch) {
+    const auto   run   = [&] { return __real_llama_process(ctx, type, batch); };
+    auto * const hooks = LoopHooks::current();
+    if (hooks == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) {
+        return run();
+    }
+    std::set<llama_seq_id> sequences;
+    int                    n_outputs = 0;
+    for (const auto & token : batch->tokens) {
+        sequences.insert(token.seq_ids.begin(), token.seq_ids.end());
+        n_outputs += token.output ? 1 : 0;
+    }
+    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs,
+                         static_cast<int>(sequences.size()));
+}
+
+void __real__Z24common_speculative_draftP18common_speculative(common_speculative * spec);
+
+void __wrap__Z24common_speculative_draftP18common_speculative(common_speculative * spec) {
+    const auto run = [&] { __real__Z24common_speculative_draftP18common_speculative(spec); };
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->draft(spec, run);
+    } else {
+        run();
+    }
+}
+
+void __real__Z25common_speculative_acceptP18common_speculativeit(common_speculative * spec, llama_seq_id slot,
+                                                                 uint16_t n);
+
+void __wrap__Z25common_speculative_acceptP18common_speculativeit(common_speculative * spec, llama_seq_id slot,
+                                                                 uint16_t n) {
+    auto * const hooks = LoopHooks::current();
+    if (hooks == nullptr || !hooks->accept(slot, n)) {
+        __real__Z25common_speculative_acceptP18common_speculativeit(spec, slot, n);
+    }
+}
+
+llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
+                                                                                llama_context * ctx, int row,
+                                                                                bool first);
+
+llama_token __wrap__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
+                                                                                llama_context * ctx, int row,
+                                                                                bool first) {
+    const auto token = __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx, row, first);
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->sampled(ctx, {token}, 0);
+    }
+    return token;
+}
+
+llama_tokens __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
+    common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
+    bool first);
+
+llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
+    common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
+    bool first) {
+    auto tokens = __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
+        sampler, ctx, rows, draft, first);
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->sampled(ctx, tokens, static_cast<int>(draft.size()));
+    }
+    return tokens;
+}
+}

@@ -1,0 +1,70 @@
+// The calls that llama.cpp's speculative loop makes to spac.
+//
+// The loop is server_context's. The linker's --wrap leads its calls of drafting, decoding and sampling here
+// (csrc/CMakeLists.txt), so no line of it is changed. All of them come from the loop's one thread.
+#pragma once
+
+#include "backend/device/timer.h"
+#include "core/not_copied.h"
+#include "hooks/loop_listeners.h"
+#include "session/expert_demand.h"
+#include "session/parallel_impl.h"
+#include "session/prompt_graph.h"
+
+#include <functional>
+#include <memory>
+
+namespace spac {
+
+class LoopHooks : NotCopied {
+  public:
+    // Returns the hooks of the loop that runs on this thread, or null.
+    static LoopHooks * current();
+
+    // `n_slots` is the number of the loop's slots, and `n_rows` the largest number of tokens of a step.
+    LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace, int n_slots,
+              int n_rows);
+    ~LoopHooks();
+
+    // Makes these hooks those of the thread that calls this, until they are destroyed there.
+    void attach();
+    void detach();
+    // Lets spac's drafts take the place of those of llama.cpp's loop. They evaluate a token of the draft model once,
+    // and none while nothing is drafted.
+    void set_drafts(std::unique_ptr<ParallelDrafts> drafts) { drafts_ = std::move(drafts); }
+    // Sets the callbacks. Must not be called while a request is answered.
+    void set_listeners(const Listeners & listeners, LoopListeners more);
+
+    // Drafts for all slots that ask for it. `run` is llama.cpp's function.
+    void draft(common_speculative * spec, const std::function<void()> & run);
+    // Notes that `n` tokens of a slot's last draft were accepted. Returns false if llama.cpp's loop has drafted.
+    bool accept(int slot, int n);
+    // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its `n_tokens`. The tokens
+    // are of `n_sequences` slots.
+    int decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
+               int n_sequences);
+    // Counts tokens that a slot sampled. `n_drafted` of the verified ones were drafts.
+    void sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted);
+
+  private:
+    int  verify(const std::function<int()> & run, int n_tokens, int n_sequences);
+    int  evaluate(const std::function<int()> & run, int n_tokens, bool ends);
+    void end_step();
+
+    llama_context *                 target_;
+    std::shared_ptr<Experts>        experts_;
+    std::shared_ptr<Trace>          trace_;
+    int                             n_slots_;
+    ExpertDemand                    demand_;
+    PromptGraph                     graph_;
+    std::unique_ptr<ParallelDrafts> drafts_; // null: llama.cpp's loop drafts
+    Listeners                       listeners_;
+    LoopListeners                   more_;
+    bool                            is_drafting_ = false; // true: drafts_ calls llama.cpp's functions
+    ParallelStep                    step_;                // the one whose tokens are being sampled
+    int                             n_awaited_ = 0;       // slots of the step that have not sampled yet
+    Clock::time_point               start_;               // of the step
+    int64_t                         draft_ns_ = 0;        // time of drafting since the last step
+};
+
+} // namespace spac

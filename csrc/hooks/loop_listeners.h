@@ -1,0 +1,20 @@
+// What a loop of llama.cpp's server tells, besides the events of a session.
+#pragma once
+
+#include "session/parallel.h"
+
+#include <functional>
+
+namespace spac {
+
+// Callbacks on the loop's thread, besides those of Listeners.
+struct LoopListeners {
+    // Returns how many tokens each of the slots that draft may draft in the next step.
+    std::function<int(int n_slots, int n_max)> draft_length;
+    // Called when a step's tokens are sampled. Each drafting slot is one of its sequences.
+    std::function<void(const ParallelStep & step, double seconds)> step_end;
+    // Called before and after each decode of the target and each verify_end. What changes slots waits meanwhile.
+    std::function<void()> enter, leave;
+};
+
+} // namespace spac

@@ -1,0 +1,315 @@
+#include "hooks/server_loop.h"
+
+#include "core/error.h"
+#include "hooks/given_models.h"
+#include "hooks/loop_hooks.h"
+
+#include "server-context.h"
+#include "session/interrupt.h"
+#include "session/parallel_impl.h"
+#include "session/speculator.h"
+#include "session/token_sampler.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <future>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+namespace spac {
+
+namespace {
+
+using Handler = server_http_context::handler_t server_routes::*;
+
+const std::map<std::string, Handler> & handlers() {
+    static const std::map<std::string, Handler> table = {
+        {"health", &server_routes::get_health},
+        {"metrics", &server_routes::get_metrics},
+        {"slots", &server_routes::get_slots},
+        {"slot", &server_routes::post_slots},
+        {"props", &server_routes::get_props},
+        {"infill", &server_routes::post_infill},
+        {"completion", &server_routes::post_completions},
+        {"v1/completions", &server_routes::post_completions_oai},
+        {"v1/chat/completions", &server_routes::post_chat_completions},
+        {"v1/chat/completions/input_tokens", &server_routes::post_chat_completions_tok},
+        {"v1/chat/completions/control", &server_routes::post_control},
+        {"v1/responses", &server_routes::post_responses_oai},
+        {"v1/responses/input_tokens", &server_routes::post_responses_tok_oai},
+        {"v1/messages", &server_routes::post_anthropic_messages},
+        {"v1/messages/count_tokens", &server_routes::post_anthropic_count_tokens},
+        {"apply-template", &server_routes::post_apply_template},
+        {"v1/models", &server_routes::get_models},
+        {"tokenize", &server_routes::post_tokenize},
+        {"detokenize", &server_routes::post_detokenize},
+        {"embedding", &server_routes::post_embeddings},
+        {"v1/embeddings", &server_routes::post_embeddings_oai},
+        {"v1/rerank", &server_routes::post_rerank},
+        {"lora-adapters", &server_routes::get_lora_adapters},
+        {"set-lora-adapters", &server_routes::post_lora_adapters},
+    };
+    return table;
+}
+
+// Returns what llama-server answers where a handler throws.
+server_http_res_ptr fault(const char * message, error_type type) {
+    auto response    = std::make_unique<server_http_res>();
+    auto error       = format_error_response(message, type);
+    response->status = json_value(error, "code", 500);
+    response->data   = safe_json_to_str({{"error", error}});
+    return response;
+}
+
+// The answers that are not closed.
+class Running {
+  public:
+    void add(LoopResponse & response) {
+        const std::lock_guard hold(lock_);
+        all_.insert(&response);
+    }
+    void remove(LoopResponse & response) {
+        const std::lock_guard hold(lock_);
+        all_.erase(&response);
+    }
+    bool stops() const { return stops_.load(); }
+    void stop() {
+        stops_.store(true);
+        const std::lock_guard hold(lock_);
+        for (auto * const each : all_) {
+            each->close();
+        }
+    }
+
+  private:
+    std::mutex               lock_;
+    std::set<LoopResponse *> all_;
+    std::atomic<bool>        stops_{false};
+};
+
+// An answer and what it needs until its end. It may outlive the server.
+class Response : public LoopResponse {
+  public:
+    Response(const LoopRequest & request, const server_http_context::handler_t & handler,
+             std::shared_ptr<Running> running)
+        : handler_(handler), running_(std::move(running)),
+          stops_([this] { return is_cancelled_.load() || running_->stops(); }),
+          request_{request.params, request.headers, "/" + request.route, "", request.body, {}, stops_} {
+        running_->add(*this);
+    }
+    ~Response() override {
+        running_->remove(*this);
+        close();
+    }
+
+    void run() override {
+        const std::lock_guard hold(lock_);
+        try {
+            response_ =
+                running_->stops() ? fault("the server is stopping", ERROR_TYPE_UNAVAILABLE) : handler_(request_);
+        } catch (const std::invalid_argument & error) {
+            response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
+        } catch (const std::exception & error) {
+            response_ = fault(error.what(), ERROR_TYPE_SERVER);
+        }
+    }
+
+    int         status() const override { return response_ == nullptr ? 503 : response_->status; }
+    std::string content_type() const override { return response_ == nullptr ? "" : response_->content_type; }
+    std::string body() const override { return response_ == nullptr ? "" : response_->data; }
+    bool        is_stream() const override { return response_ != nullptr && response_->is_stream(); }
+    bool        next(std::string & part) override {
+        const std::lock_guard hold(lock_);
+        has_more_ = has_more_ && response_ != nullptr && response_->next(part);
+        return has_more_;
+    }
+    void cancel() noexcept override { is_cancelled_.store(true); }
+    void close() noexcept override {
+        cancel();
+        const std::lock_guard hold(lock_);
+        if (response_ != nullptr) {
+            response_->on_complete();
+            response_.reset();
+        }
+    }
+
+  private:
+    const server_http_context::handler_t & handler_;
+    std::shared_ptr<Running>               running_;
+    std::atomic<bool>                      is_cancelled_{false};
+    std::function<bool()>                  stops_;
+    server_http_req                        request_;
+    std::mutex                             lock_; // of what follows
+    server_http_res_ptr                    response_;
+    bool                                   has_more_ = true;
+};
+
+// Returns true if spac's drafts take the place of the loop's.
+bool drafts_by_hook(const SessionConfig & session) {
+    return session.draft_ctx != nullptr && session.draft.types == std::vector<std::string>{"draft-simple"};
+}
+
+common_params params_of(const LoopConfig & config) {
+    const auto &          session = config.session;
+    auto * const          target  = static_cast<llama_context *>(session.target_ctx);
+    const llama_context * draft   = static_cast<llama_context *>(session.draft_ctx);
+    common_params         params;
+    params.model.path     = config.path;
+    params.model_alias    = {config.name};
+    params.chat_template  = config.template_text;
+    params.mmproj.path    = config.projector;
+    params.slot_save_path = config.slot_folder;
+    params.n_parallel     = static_cast<int32_t>(llama_n_seq_max(target));
+    params.n_ctx          = static_cast<int32_t>(llama_n_ctx(target));
+    params.n_batch        = static_cast<int32_t>(llama_n_batch(target));
+    params.n_ubatch       = static_cast<int32_t>(llama_n_ubatch(target));
+    params.kv_unified     = llama_n_ctx_seq(target) == llama_n_ctx(target);
+    params.fit_params     = false;
+    params.warmup         = false;
+    // common makes a pool of threads, which GivenModels does not let it attach.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1;
+    params.cache_ram_mib       = static_cast<int32_t>(std::min<size_t>(session.prompt_cache_bytes >> 20, 1 << 30));
+    params.n_ctx_checkpoints   = session.n_checkpoints;
+    params.checkpoint_min_step = session.checkpoint_step;
+    params.sampling            = sampling_params(session.sampling, llama_get_model(target), params.n_ctx);
+    params.speculative         = speculative_params(session.draft);
+    if (drafts_by_hook(session)) {
+        params.speculative.types = {COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE}; // so that the loop asks for drafts
+    } else if (draft != nullptr && llama_get_model(draft) != llama_get_model(target)) {
+        params.speculative.draft.mparams.path = "given";
+    }
+    return params;
+}
+
+} // namespace
+
+struct ServerLoop::Impl {
+    explicit Impl(const LoopConfig & config)
+        : params(params_of(config)), target{nullptr, static_cast<llama_context *>(config.session.target_ctx)},
+          draft{nullptr, static_cast<llama_context *>(config.session.draft_ctx)},
+          hooks(target.context, config.session.experts, config.session.trace, params.n_parallel,
+                params.n_parallel * (1 + std::max(0, config.session.draft.n_max))) {
+        target.model = const_cast<llama_model *>(llama_get_model(target.context));
+        if (draft.context != nullptr) {
+            draft.model = const_cast<llama_model *>(llama_get_model(draft.context));
+            draft.model = draft.model == target.model ? nullptr : draft.model;
+        }
+        if (drafts_by_hook(config.session)) {
+            draft = {};
+            std::vector<Context *> targets;
+            for (int i = 0; i < params.n_parallel; ++i) {
+                sequences.emplace_back(target.context, "target", static_cast<llama_seq_id>(i));
+            }
+            for (auto & each : sequences) {
+                targets.push_back(&each);
+            }
+            hooks.set_drafts(std::make_unique<ParallelDrafts>(
+                config.session.draft, targets, static_cast<llama_context *>(config.session.draft_ctx), interrupt));
+        }
+    }
+
+    void run();
+    bool terminate();
+
+    common_params                   params;
+    GivenModel                      target, draft;
+    Interrupt                       interrupt; // declared before the drafts that use it
+    std::deque<Context>             sequences;
+    LoopHooks                       hooks;
+    std::unique_ptr<server_context> context;
+    std::unique_ptr<server_routes>  routes;
+    std::shared_ptr<Running>        running = std::make_shared<Running>();
+    std::promise<bool>              loaded;
+    std::mutex                      lock;              // of has_ended
+    bool                            has_ended = false; // true: the context may be freed
+    std::thread                     thread;
+};
+
+// The loop's thread, from loading to the end.
+void ServerLoop::Impl::run() {
+    const GivenModels given(target, draft);
+    hooks.attach();
+    bool is_well = false;
+    try {
+        context = std::make_unique<server_context>();
+        routes  = std::make_unique<server_routes>(params, *context);
+        is_well = context->load_model(params);
+        if (is_well) {
+            routes->update_meta(*context);
+        }
+        loaded.set_value(is_well);
+    } catch (const std::exception & error) {
+        is_well = false;
+        loaded.set_exception(std::make_exception_ptr(InputError(std::string("llama.cpp's server: ") + error.what())));
+    }
+    if (is_well) {
+        context->start_loop();
+    }
+    {
+        const std::lock_guard hold(lock);
+        has_ended = true;
+    }
+    routes.reset();
+    context.reset();
+    hooks.detach();
+}
+
+// Ends the loop. Returns false if it has ended. A loop that has not begun takes no notice.
+bool ServerLoop::Impl::terminate() {
+    const std::lock_guard hold(lock);
+    if (!has_ended) {
+        context->terminate();
+    }
+    return !has_ended;
+}
+
+ServerLoop::ServerLoop(const LoopConfig & config) : impl_(std::make_unique<Impl>(config)) {
+    auto & impl  = *impl_;
+    impl.thread  = std::thread([&impl] { impl.run(); });
+    bool is_well = false;
+    try {
+        is_well = impl.loaded.get_future().get();
+    } catch (...) {
+        impl.thread.join();
+        throw;
+    }
+    if (!is_well) {
+        impl.thread.join();
+        throw InputError("llama.cpp's server could not start with these models and options; its log says why");
+    }
+}
+
+ServerLoop::~ServerLoop() {
+    impl_->running->stop();
+    while (impl_->terminate()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    impl_->thread.join();
+}
+
+std::vector<std::string> ServerLoop::routes() {
+    std::vector<std::string> names;
+    for (const auto & [name, handler] : handlers()) {
+        names.push_back(name);
+    }
+    return names;
+}
+
+std::unique_ptr<LoopResponse> ServerLoop::begin(const LoopRequest & request) {
+    const auto found = handlers().find(request.route);
+    if (found == handlers().end()) {
+        throw InputError("llama.cpp's server has no route " + request.route);
+    }
+    return std::make_unique<Response>(request, (*impl_->routes).*(found->second), impl_->running);
+}
+
+void ServerLoop::set_listeners(const Listeners & listeners, LoopListeners more) {
+    impl_->hooks.set_listeners(listeners, std::move(more));
+}
+
+} // namespace spac

@@ -1,0 +1,75 @@
+// llama.cpp's server_context on models that spac has loaded: its slots, its speculative loop, and its handlers of
+// requests, without HTTP.
+//
+// Like session.h, this header names no llama.cpp type.
+#pragma once
+
+#include "core/not_copied.h"
+#include "hooks/loop_listeners.h"
+#include "session/session.h"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace spac {
+
+struct LoopConfig {
+    SessionConfig session; // its contexts, experts, trace, draft, prompt cache and checkpoints; sampling: the defaults
+    std::string   path;    // the target's file
+    std::string   name;    // the model's name in answers
+    std::string   template_text; // replaces the file's chat template; empty: the file's
+    std::string   slot_folder;   // where slots are saved; empty: nowhere
+    std::string   projector;     // the file that reads images; empty: none
+};
+
+struct LoopRequest {
+    std::string                        route; // as in ServerLoop::routes()
+    std::string                        body;
+    std::map<std::string, std::string> params; // of the path and the query
+    std::map<std::string, std::string> headers;
+};
+
+// An answer, or the beginning of a stream. One thread at a time makes it; cancel() and close() may be called by others.
+class LoopResponse {
+  public:
+    virtual ~LoopResponse() = default;
+
+    // Answers the request. Returns with the whole answer, or when a stream begins. Called once, before what follows.
+    virtual void run() = 0;
+
+    virtual int         status() const       = 0;
+    virtual std::string content_type() const = 0;
+    virtual std::string body() const         = 0; // the whole one; empty for a stream
+    virtual bool        is_stream() const    = 0;
+    // Sets the next part of a stream, which may be empty. Returns false if it is the last one.
+    virtual bool next(std::string & part) = 0;
+    // Lets the work for this answer end soon: run() returns, and next() returns false.
+    virtual void cancel() noexcept = 0;
+    // Cancels, waits for a call that runs, and frees what the answer holds of the server.
+    virtual void close() noexcept = 0;
+};
+
+class ServerLoop : NotCopied {
+  public:
+    // Starts the loop on a thread of its own. Throws InputError if llama.cpp refuses the models or options.
+    explicit ServerLoop(const LoopConfig & config);
+    // Closes all answers first.
+    ~ServerLoop();
+
+    static std::vector<std::string> routes();
+
+    // Returns the answer of a request, which run() makes. Any thread may call it.
+    std::unique_ptr<LoopResponse> begin(const LoopRequest & request);
+
+    // Sets the callbacks. Must not be called while a request is answered.
+    void set_listeners(const Listeners & listeners, LoopListeners more);
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace spac

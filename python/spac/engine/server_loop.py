@@ -1,0 +1,98 @@
+"""llama.cpp's server on an engine's models: its slots and its speculative loop, with the engine's hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from spac import _core
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine.between_steps import BetweenSteps
+from spac.engine.prompt_cache import cache_parameters
+from spac.engine.prompt_graphs import PromptGraphs
+from spac.engine.session_events import Events
+from spac.engine.single_session import parameters_of
+from spac.governor import BatchGovernor, Governor
+from spac.model.pair import ModelPair
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """The options of llama.cpp's server that an engine's configuration does not have."""
+
+    name: str
+    """The model's name in answers."""
+    template: str = ""
+    """Jinja source in place of the model's template."""
+    slot_folder: str = ""
+    """The folder of saved slots; "" for none."""
+
+
+class _Hooks:
+    """The callbacks of a loop: the draft length, and work that must not run while it computes."""
+
+    def __init__(self, governor: BatchGovernor, between: BetweenSteps) -> None:
+        self._governor, self._between = governor, between
+        self._scope = ExitStack()
+        self._lengths: dict[int, int] = {}
+
+    def draft_length(self, n_slots: int, n_max: int) -> int:
+        """Return the draft length of a step in which so many slots draft, each at most `n_max` tokens."""
+        self._lengths = self._governor.choose(dict.fromkeys(range(n_slots), n_max))
+        return max(self._lengths.values(), default=0)
+
+    def step_end(self, step: _core.ParallelStep, seconds: float) -> None:
+        """Let the governor learn from a step."""
+        lengths, self._lengths = self._lengths, {}
+        if lengths:
+            self._governor.observe(lengths, step, seconds)
+
+    def enter(self) -> None:
+        """Begin to compute."""
+        self._scope.enter_context(self._between.call())
+
+    def leave(self) -> None:
+        """Run the work that has waited."""
+        self._scope.close()
+
+
+def open_loop(
+    config: EngineConfig,
+    options: LoopOptions,
+    pair: ModelPair,
+    experts: _core.Experts | None,
+    trace: _core.Trace,
+    events: Events,
+    between: BetweenSteps,
+    alone: Callable[[], Governor | None],
+    several: Callable[[], Governor],
+    graphs: PromptGraphs | None,
+) -> _core.ServerLoop:
+    """Return a loop on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.
+
+    `graphs` chooses the size of the prompts' graphs, None for the context's own.
+    """
+    loop = _core.ServerLoop(
+        str(config.target), options.name, pair.target_context.pointer,
+        pair.draft_context.pointer if pair.draft_context is not None else None, experts,
+        trace=trace, owner=pair, chat_template=options.template, slot_folder=options.slot_folder,
+        projector="" if config.mmproj is None else str(config.mmproj),
+        draft_types=list(config.draft_types), draft_max=config.longest_draft, draft_min=config.draft_min,
+        p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),
+    )  # fmt: skip
+    events.subscribe(loop)
+    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between)
+    if config.draft_types:
+        loop.on("draft_length", hooks.draft_length)
+        loop.on("step_end", hooks.step_end)
+    loop.on("enter", hooks.enter)
+    loop.on("leave", hooks.leave)
+    if graphs is not None:
+        loop.on("prompt_graph", graphs.choose)
+    return loop
+
+
+def _sampling_of(sampling: SamplingConfig) -> dict[str, object]:
+    """Return the sampling that holds where a request says nothing."""
+    return {name: value for name, value in parameters_of(sampling).items() if value is not None}

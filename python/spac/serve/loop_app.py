@@ -1,0 +1,189 @@
+"""The server on llama.cpp's own loop: the front checks who may ask, and its handlers answer.
+
+Bodies, answers and streams pass unchanged. llama.cpp knows the forms of OpenAI, Anthropic and llama-server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote
+
+from starlette.concurrency import run_in_threadpool
+
+from spac.serve.admin import VRAM, change_memory
+from spac.serve.checks import parsed
+from spac.serve.doors import refusal_body
+from spac.serve.middleware import ALIASES, POLLED, Receive, Send, read_body
+from spac.serve.refusal import GONE, Refusal, refusal_of
+from spac.serve.request_queue import Full, full
+from spac.serve.state import Scope, ServerState
+
+if TYPE_CHECKING:
+    from spac import _core
+    from spac.engine import Engine
+
+READS = {
+    "/health": "health", "/v1/health": "health", "/props": "props", "/slots": "slots",
+    "/v1/models": "v1/models", "/lora-adapters": "lora-adapters",
+}  # fmt: skip
+"""The routes of GET by path."""
+ANSWERS = {
+    "/completion": "completion", "/v1/completions": "v1/completions",
+    "/v1/chat/completions": "v1/chat/completions", "/v1/responses": "v1/responses",
+    "/v1/messages": "v1/messages", "/infill": "infill",
+}  # fmt: skip
+"""The routes of POST that use a slot, by path. They wait in the queue."""
+TOOLS = {
+    "/tokenize": "tokenize", "/detokenize": "detokenize", "/apply-template": "apply-template",
+    "/v1/messages/count_tokens": "v1/messages/count_tokens",
+    "/v1/chat/completions/input_tokens": "v1/chat/completions/input_tokens",
+    "/v1/responses/input_tokens": "v1/responses/input_tokens", "/lora-adapters": "set-lora-adapters",
+}  # fmt: skip
+"""The other routes of POST."""
+
+
+class LoopRequest:
+    """A request that runs or waits; `ServerState` cancels it when the server stops."""
+
+    run = None
+    """No run of spac's own loop."""
+
+    def __init__(self) -> None:
+        self.waits = True
+        """True until the request's turn has come."""
+        self.concluded = False
+        """True if the answer should end; llama.cpp's loop cannot end one early but by cancelling it."""
+        self._left = asyncio.Event()
+        self._answer: _core.LoopResponse | None = None
+
+    def begin(self, answer: _core.LoopResponse) -> None:
+        """Note the answer, which `cancel` ends."""
+        self.waits, self._answer = False, answer
+        if self._left.is_set():
+            answer.cancel()
+
+    def cancel(self) -> None:
+        """End the request. Call this in the event loop's thread."""
+        self._left.set()
+        if self._answer is not None:
+            self._answer.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the request was cancelled."""
+        return self._left.is_set()
+
+    async def watch(self, receive: Receive) -> None:
+        """Cancel the request when its client leaves."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.cancel()
+
+
+class LoopApp:
+    """The ASGI app in front of an engine's `loop`."""
+
+    def __init__(self, engine: Engine, state: ServerState) -> None:
+        assert engine.loop is not None
+        self._engine, self._loop, self._state = engine, engine.loop, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        began = time.monotonic()
+        path = ALIASES.get(scope["path"], str(scope["path"]))
+        path = "/completion" if path == "/completions" else path
+        status = 500
+        try:
+            self._state.admit(path, scope)
+            status = await self._answer(path, scope, receive, send)
+        except Exception as error:
+            refusal = refusal_of(error)
+            status = refusal.status
+            if status != GONE:
+                await _send(send, status, refusal_body(path, refusal), refusal.fields())
+        seconds = time.monotonic() - began
+        known = path in ANSWERS
+        self._state.metrics.requests.labels(path if known else "other", str(status)).inc()
+        if known:
+            self._state.metrics.seconds.observe(seconds)
+        if path not in POLLED:
+            now = time.strftime("%H:%M:%S")
+            self._state.log(f"{now} {scope['method']} {quote(scope['path'])} {status}: {seconds:.2f} s")
+
+    async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answer a request, and return the status."""
+        reads = scope["method"] in ("GET", "HEAD")
+        if reads and path == "/metrics":
+            return await _send(send, 200, self._state.metrics.text(), [_TEXT])
+        body = b"" if reads else await read_body(receive)
+        if path == VRAM and not reads:
+            return await _send(send, 200, await run_in_threadpool(change_memory, self, parsed(body)))
+        params = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        route = (READS if reads else {**ANSWERS, **TOOLS}).get(path)
+        if route is None and path.startswith("/slots/") and not reads:
+            route, params["id_slot"] = "slot", path.removeprefix("/slots/")
+        if route is None:
+            known = path in READS or path in ANSWERS or path in TOOLS or path == VRAM
+            raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
+        request = LoopRequest()
+        self._state.requests.add(request)
+        watch = asyncio.create_task(request.watch(receive))
+        try:
+            if path not in ANSWERS:
+                return await self._run(request, route, body, params, send)
+            try:
+                async with self._state.queue.held():
+                    return await self._run(request, route, body, params, send)
+            except Full:
+                raise full(self._state.queue) from None
+        finally:
+            watch.cancel()
+            self._state.requests.discard(request)
+
+    async def _run(
+        self, request: LoopRequest, route: str, body: bytes, params: dict[str, str], send: Send
+    ) -> int:
+        """Let llama.cpp's handler answer, and send what it says."""
+        if request.cancelled:
+            raise Refusal(GONE, "the client left")
+        answer = self._loop.begin(route, body, params)
+        request.begin(answer)
+        try:
+            await run_in_threadpool(answer.run)
+            if request.cancelled:
+                raise Refusal(GONE, "the client left")
+            kind = [(b"content-type", answer.content_type.encode())]
+            if not answer.is_stream:
+                return await _send(send, answer.status, answer.body, kind)
+            await send({"type": "http.response.start", "status": answer.status, "headers": [*kind, *_STREAM]})
+            while (part := await run_in_threadpool(answer.next)) is not None:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return GONE if request.cancelled else answer.status
+        finally:
+            answer.cancel()
+            await run_in_threadpool(answer.close)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, whose memory `/admin/vram` changes."""
+        return self._engine
+
+
+_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_STREAM = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+
+
+async def _send(send: Send, status: int, body: Any, fields: list[tuple[bytes, bytes]] | None = None) -> int:
+    """Send a whole answer, and return its status."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = fields or [(b"content-type", b"application/json")]
+    length = (b"content-length", str(len(data)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*fields, length]})
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+    return status

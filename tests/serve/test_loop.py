@@ -1,0 +1,200 @@
+"""`spac serve --loop llama.cpp`: llama.cpp's handlers and loop answer, with the engine's hooks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from spac import demo
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
+from spac.engine.server_loop import LoopOptions
+from spac.errors import InputError
+from tests.cli.conftest import ONE_THREAD
+from tests.serve.conftest import KEY, Server, wait_until
+from tools.models import FAMILIES, write_model
+
+PROMPTS = ("def fibonacci(n):", "class Stack:\n", "import os\n", "x = 1\n", "# A queue\nclass Queue:\n")
+N = 24
+GREEDY = SamplingConfig(temp=0.0, top_k=0, repeat_penalty=1.0)
+EXACT = {
+    "state": "off", "threads": 1, "threads_batch": 1, "flash_attn": "off", "cache_type_k": "f32",
+    "cache_type_v": "f32",
+}  # fmt: skip
+OPTIONS = {**EXACT, "device": "simulated", "slots": "25%"}
+DRAFTS = {
+    "none": {},
+    "simple": {"draft": demo.DRAFT, "draft_length": 4},
+    "ngram": {"draft_type": "ngram-simple"},
+}
+
+
+def config(**options: object) -> EngineConfig:
+    return EngineConfig(target=demo.TARGET, ctx=2048, parallel=4, sampling=GREEDY, **{**OPTIONS, **options})
+
+
+def completion(engine: Engine, prompt: str, n: int = N) -> str:
+    assert engine.loop is not None
+    answer = engine.loop.begin("v1/completions", json.dumps({"prompt": prompt, "max_tokens": n}).encode())
+    answer.run()
+    assert answer.status == 200, answer.body
+    text = json.loads(answer.body)["choices"][0]["text"]
+    answer.close()
+    return text
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, str]:
+    """Return the texts that plain llama.cpp without the split generates, one after the other."""
+    with Engine(EngineConfig(target=demo.TARGET, device="cpu", sampling=GREEDY, **EXACT)) as engine:
+        return {prompt: "".join(engine.generate(prompt, N)) for prompt in PROMPTS}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_texts_of_clients_at_once_are_those_of_one_alone(draft: str, alone: dict[str, str]) -> None:
+    with Engine(config(**DRAFTS[draft]), serves=LoopOptions("demo")) as engine:
+        for _ in range(2):
+            with ThreadPoolExecutor(len(PROMPTS)) as pool:
+                texts = pool.map(lambda each: completion(engine, each), PROMPTS)
+                assert dict(zip(PROMPTS, texts, strict=True)) == alone
+        assert engine.experts is not None
+        stats = engine.experts.stats
+        assert 0 < stats["activations_hit"] < stats["activations"]
+        assert engine.events.prediction_stats.scheduler_ns > 0
+
+
+def test_the_draft_length_is_the_governors() -> None:
+    lengths: list[tuple[int, int]] = []
+    with Engine(config(**DRAFTS["simple"]), serves=LoopOptions("demo")) as engine:
+        engine.events.after_step.append(lambda step: lengths.append((step.n_drafted, len(step.tokens))))
+        engine.fix_draft_length(2)
+        completion(engine, PROMPTS[0])
+        assert {n for n, _ in lengths} <= {0, 1, 2}
+        assert any(n == 2 for n, _ in lengths)
+        assert all(1 <= n_tokens <= n + 1 for n, n_tokens in lengths)
+        lengths.clear()
+        engine.fix_draft_length(0)
+        completion(engine, PROMPTS[1])
+        assert {n for n, _ in lengths} == {0}
+
+
+def test_slots_change_between_steps(alone: dict[str, str]) -> None:
+    with Engine(config(), serves=LoopOptions("demo")) as engine, ThreadPoolExecutor(4) as pool:
+        texts = pool.map(lambda each: completion(engine, each), PROMPTS)
+        for n in (4, 32, 8):
+            engine.set_slots(n)
+        assert dict(zip(PROMPTS, texts, strict=True)) == alone
+        assert engine.experts is not None
+        assert engine.experts.slots.n_slots == 8
+
+
+def test_closing_ends_what_runs() -> None:
+    engine = Engine(config(), serves=LoopOptions("demo"))
+    assert engine.loop is not None
+    answer = engine.loop.begin("v1/completions", b'{"prompt": "x", "max_tokens": 1500, "stream": true}')
+    answer.run()
+    assert answer.is_stream
+    assert answer.next() is not None
+    waiting = engine.loop.begin("v1/completions", b'{"prompt": "y", "max_tokens": 1500}')
+    thread = threading.Thread(target=waiting.run)
+    thread.start()
+    engine.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert answer.next() is None
+    with pytest.raises(InputError, match="closed"):
+        engine.loop.begin("health", b"")
+
+
+def test_bad_use_is_one_line() -> None:
+    with Engine(config(), serves=LoopOptions("demo")) as engine:
+        assert engine.loop is not None
+        with pytest.raises(InputError, match="no route nope"):
+            engine.loop.begin("nope", b"")
+        with pytest.raises(InputError, match="make another one to generate"):
+            engine.generate("x", 1)
+    with pytest.raises(InputError, match="needs the draft's routes"):
+        Engine(config(scheduler="sp-moe", draft=demo.TARGET), serves=LoopOptions("demo"))
+
+
+def test_a_window_needs_a_whole_memory(tmp_path: Path) -> None:
+    path = tmp_path / "window.gguf"
+    write_model(path, "gpt-oss", FAMILIES["gpt-oss"].default)
+    options = {**EXACT, "device": "cpu", "parallel": 2, "ctx": 256}
+    with pytest.raises(InputError, match="--swa-full"):
+        Engine(EngineConfig(target=path, **options), serves=LoopOptions("window"))
+    with Engine(EngineConfig(target=path, swa_full=True, **options), serves=LoopOptions("window")) as engine:
+        assert completion(engine, "abc", 4)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("loop")
+    fixed = (*ONE_THREAD, "--loop", "llama.cpp", "--parallel", "2", "--ctx", "2048", "--queue", "1")
+    server = Server(folder, "--slot-save-path", str(folder), fixed=fixed)
+    yield server
+    assert server.stop() == 0
+
+
+def test_clients_of_openai_and_anthropic(server: Server) -> None:
+    text = server.client().completions.create(model="demo", prompt=PROMPTS[0], max_tokens=8, temperature=0)
+    parts = server.client().completions.create(
+        model="demo", prompt=PROMPTS[0], max_tokens=8, temperature=0, stream=True
+    )
+    assert "".join(part.choices[0].text for part in parts) == text.choices[0].text
+    messages = [{"role": "user", "content": "hi"}]
+    chat = server.client().chat.completions.create(model="demo", messages=messages, max_tokens=4)
+    assert chat.usage.completion_tokens == 4
+    said = server.anthropic().messages.create(model="demo", messages=messages, max_tokens=4)
+    assert said.stop_reason == "max_tokens"
+
+
+def test_the_front_refuses(server: Server) -> None:
+    assert server.ask("POST", "/v1/completions", {"prompt": "x"}, key="wrong")[0] == 401
+    assert server.ask("POST", "/nope", {})[0] == 404
+    assert server.ask("GET", "/v1/completions")[0] == 405
+    status, body = server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": "many"})
+    assert status == 400, body
+
+
+def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
+    connection = server.connection()
+    body = json.dumps({"prompt": "x", "max_tokens": 1500, "stream": True, "ignore_eos": True})
+    connection.request("POST", "/v1/completions", body, {"authorization": f"Bearer {KEY}"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data:")
+    connection.close()
+    response.close()
+    wait_until(lambda: not any(each["is_processing"] for each in json.loads(server.ask("GET", "/slots")[1])))
+
+
+def test_the_memory_is_changed_while_it_serves(server: Server) -> None:
+    assert json.loads(server.ask("POST", "/admin/vram", {"slots": 8})[1])["slots"] == 8
+
+
+def test_slots_are_saved_and_restored(server: Server) -> None:
+    server.ask("POST", "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 4, "id_slot": 1})
+    status, saved = server.ask("POST", "/slots/1?action=save", {"filename": "one.bin"})
+    assert status == 200, saved
+    assert server.ask("POST", "/slots/1?action=erase", {})[0] == 200
+    status, restored = server.ask("POST", "/slots/1?action=restore", {"filename": "one.bin"})
+    assert status == 200, restored
+    assert json.loads(saved)["n_saved"] == json.loads(restored)["n_restored"]
+
+
+def test_a_signal_ends_it_while_an_answer_runs(tmp_path: Path) -> None:
+    server = Server(tmp_path, fixed=(*ONE_THREAD, "--loop", "llama.cpp", "--parallel", "2", "--ctx", "2048"))
+    connection = server.connection()
+    body = json.dumps({"prompt": "x", "max_tokens": 1500, "stream": True, "ignore_eos": True})
+    connection.request("POST", "/v1/completions", body, {"authorization": f"Bearer {KEY}"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data:")
+    assert server.stop(signal.SIGINT) == 0
+    response.close()
+    connection.close()
