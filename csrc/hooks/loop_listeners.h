@@ -13,7 +13,8 @@ struct LoopListeners {
     std::function<int(int n_slots, int n_max)> draft_length;
     // Called when a step's tokens are sampled. Each drafting slot is one of its sequences.
     std::function<void(const ParallelStep & step, double seconds)> step_end;
-    // Called before and after each decode of the target and each verify_end. What changes slots waits meanwhile.
+    // Called before and after drafting, each decode of the target and each verify_end. What changes slots waits
+    // meanwhile. `leave` must not throw.
     std::function<void()> enter, leave;
 };
 

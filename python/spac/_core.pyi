@@ -1362,7 +1362,8 @@ class ServerLoop:
         """Set the callback of an event, before the first request or between two; None removes it.
 
         Events are those of a Session, and `draft_length(n_slots, n_max)`, which returns a step's draft
-        length, `step_end(step, seconds)`, and `enter()` and `leave()` around each decode and `verify_end`.
+        length, `step_end(step, seconds)`, and `enter()` and `leave()` around drafting, each decode and
+        `verify_end`. `leave` must not raise.
         """
     def close(self) -> None:
         """Close all answers, then end the loop. A second call does nothing."""

@@ -567,7 +567,7 @@ class Engine:
             raise InputError("a model with a sliding window needs --swa-full with llama.cpp's loop")
         return open_loop(
             self.config, options, self._pair, self.experts, self._trace, self.events, self.between,
-            lambda: self.governor, self._draft_lengths.of_several, self.graphs,
+            lambda: self.governor, self._draft_lengths.of_several, self.graphs, self._say,
         )  # fmt: skip
 
     def note_images(self) -> None:

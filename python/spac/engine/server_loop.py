@@ -13,6 +13,7 @@ from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.session_events import Events
 from spac.engine.single_session import parameters_of
+from spac.errors import one_line
 from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
 
@@ -32,8 +33,8 @@ class LoopOptions:
 class _Hooks:
     """The callbacks of a loop: the draft length, and work that must not run while it computes."""
 
-    def __init__(self, governor: BatchGovernor, between: BetweenSteps) -> None:
-        self._governor, self._between = governor, between
+    def __init__(self, governor: BatchGovernor, between: BetweenSteps, say: Callable[[str], object]) -> None:
+        self._governor, self._between, self._say = governor, between, say
         self._scope = ExitStack()
         self._lengths: dict[int, int] = {}
 
@@ -53,8 +54,11 @@ class _Hooks:
         self._scope.enter_context(self._between.call())
 
     def leave(self) -> None:
-        """Run the work that has waited."""
-        self._scope.close()
+        """Run the work that has waited. What fails is a note, because the loop cannot take an exception."""
+        try:
+            self._scope.close()
+        except Exception as error:
+            self._say(one_line(str(error)))
 
 
 def open_loop(
@@ -68,10 +72,11 @@ def open_loop(
     alone: Callable[[], Governor | None],
     several: Callable[[], Governor],
     graphs: PromptGraphs | None,
+    say: Callable[[str], object],
 ) -> _core.ServerLoop:
     """Return a loop on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.
 
-    `graphs` chooses the size of the prompts' graphs, None for the context's own.
+    `graphs` chooses the size of the prompts' graphs, None for the context's own. `say` receives notes.
     """
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
@@ -82,7 +87,7 @@ def open_loop(
         p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),
     )  # fmt: skip
     events.subscribe(loop)
-    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between)
+    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between, say)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
         loop.on("step_end", hooks.step_end)
