@@ -81,7 +81,7 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
     }
     for (size_t i = 0; i < asked.size(); ++i) {
         asked[i]->n_max = requests[i].n_max = std::min(requests[i].n_max, longest);
-        // As llama.cpp's function does. A flag that stays would let a later request of the slot begin with a draft.
+        // llama.cpp's function does the same. With a flag that stays, the slot's next request begins with a draft.
         asked[i]->drafting = longest > 0 && drafts_ == nullptr;
     }
     if (longest == 0) {

@@ -1,4 +1,4 @@
-// What a loop of llama.cpp's server tells, besides the events of a session.
+// The callbacks of a loop of llama.cpp's server, besides the events of a session.
 #pragma once
 
 #include "session/parallel.h"

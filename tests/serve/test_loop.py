@@ -14,8 +14,9 @@ import pytest
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.engine.server_loop import LoopOptions
+from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
+from spac.serve.app import main
 from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import KEY, Server, wait_until
 from tools.models import FAMILIES, write_model
@@ -36,7 +37,9 @@ DRAFTS = {
 
 
 def config(**options: object) -> EngineConfig:
-    return EngineConfig(target=demo.TARGET, ctx=2048, parallel=4, sampling=GREEDY, **{**OPTIONS, **options})
+    return EngineConfig(
+        target=demo.TARGET, ctx=2048, sampling=GREEDY, **{"parallel": 4, **OPTIONS, **options}
+    )
 
 
 def completion(engine: Engine, prompt: str, n: int = N) -> str:
@@ -121,6 +124,27 @@ def test_bad_use_is_one_line() -> None:
             engine.generate("x", 1)
     with pytest.raises(InputError, match="needs the draft's routes"):
         Engine(config(scheduler="sp-moe", draft=demo.TARGET), serves=LoopOptions("demo"))
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"deterministic": True}, "--deterministic"),
+        ({"cont_batching": False}, "--no-cont-batching"),
+        ({"lora": [(Path("adapter.gguf"), 1.0)]}, "--lora"),
+        ({"mmproj": Path("projector.gguf"), "parallel": 1}, "--mmproj"),
+        ({"rpc": "127.0.0.1:1", "parallel": 1}, "--rpc"),
+        ({"draft_type": "draft-mtp", "parallel": 1}, "not with draft-mtp"),
+    ],
+)
+def test_what_the_loop_does_not_have_is_refused(options: dict, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        check_loop(config(**options))
+
+
+def test_options_of_the_chat_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--loop", "llama.cpp", "--port", "0", "--reasoning", "off"]) == 2
+    assert "--chat-template" in capsys.readouterr().err
 
 
 def test_a_window_needs_a_whole_memory(tmp_path: Path) -> None:

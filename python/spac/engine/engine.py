@@ -33,7 +33,7 @@ from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
 from spac.engine.reader import Reader
 from spac.engine.run_files import RunFiles
-from spac.engine.server_loop import LoopOptions, open_loop
+from spac.engine.server_loop import LoopOptions, check_loop, open_loop
 from spac.engine.session_events import Events
 from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
 from spac.engine.single_session import SingleSession, parameters_of, seeded
@@ -79,6 +79,8 @@ class Engine:
         self.loop: _core.ServerLoop | None = None
         """llama.cpp's server; None unless the engine serves with it."""
         try:
+            if serves is not None:
+                check_loop(config)
             self._files = RunFiles(config)
         except BaseException:
             if pair is not None:
@@ -555,7 +557,7 @@ class Engine:
         )  # fmt: skip
 
     def _open_loop(self, options: LoopOptions) -> _core.ServerLoop:
-        """Start llama.cpp's server. Raise InputError if the scheduler or the models cannot."""
+        """Start llama.cpp's server. Raise InputError if it cannot do what the configuration asks for."""
         scheduler = self.events.driver.scheduler if self.events.driver is not None else None
         if scheduler is not None and (scheduler.wants_draft_routes or scheduler.wants_target_routes):
             name = self._at_home.scheduler_name

@@ -13,7 +13,7 @@ from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.session_events import Events
 from spac.engine.single_session import parameters_of
-from spac.errors import one_line
+from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
 
@@ -28,6 +28,23 @@ class LoopOptions:
     """Jinja source in place of the model's template."""
     slot_folder: str = ""
     """The folder of saved slots; "" for none."""
+
+
+def check_loop(config: EngineConfig) -> None:
+    """Raise InputError for what the loop would leave out without a word, or has not been tried with.
+
+    It takes adapters of the context away, fetches images from any address, does not see that an RPC server is
+    lost, and mixes generations in its batches.
+    """
+    asked = {
+        "--lora": bool(config.lora), "--mmproj": config.mmproj is not None, "--rpc": bool(config.rpc),
+        "--deterministic": config.deterministic, "--no-cont-batching": not config.cont_batching,
+    }  # fmt: skip
+    if refused := [name for name, is_asked in asked.items() if is_asked]:
+        raise InputError(f"{refused[0]}: llama.cpp's loop does not have it yet, so leave it out, or the loop")
+    for name in config.draft_types:
+        if name != "draft-simple" and not name.startswith("ngram-"):
+            raise InputError(f"llama.cpp's loop drafts with draft-simple and n-grams here, not with {name}")
 
 
 class _Hooks:
