@@ -117,7 +117,7 @@ def words_of(system: str, n: int, port: int, args: argparse.Namespace) -> list[s
         shared += ["-m", str(args.target), "-tb", str(args.threads), "-cram", "0", "-ngl", "0", "--no-warmup"]
         return [str(args.peer), *shared]
     shared += ["--target", str(args.target), "-tb", str(args.threads), "--cache-ram", "0", "--no-page"]
-    return [sys.executable, "-m", "spac.serve", *shared, "--device", system, "--state", "off", "--quiet"]
+    return [sys.executable, "-m", "spac", "serve", *shared, "--device", system, "--state", "off", "--quiet"]
 
 
 def measured(n: int, args: argparse.Namespace) -> list[dict[str, Figures]]:

@@ -6,16 +6,10 @@ Nothing is loaded, and nothing is downloaded.
 
 from __future__ import annotations
 
-from spac.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.leave_at_once()
-
 import argparse
 import importlib
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -227,7 +221,3 @@ def _cells(row: Row) -> tuple[str, ...]:
     memory = size(row.host_bytes) + ("" if row.in_memory else ", not all of it fits")
     active = str(row.active) if n_experts else "–"
     return row.name, size(row.bytes), experts, active, slots, memory, speed
-
-
-if __name__ == "__main__":
-    sys.exit(main())

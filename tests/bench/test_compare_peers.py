@@ -311,7 +311,7 @@ def test_spacs_own_server_is_a_peer(
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
     )
-    serve = f"{sys.executable} -m spac.serve --target {{target}} --draft {{draft}} --draft-length 3"
+    serve = f"{sys.executable} -m spac serve --target {{target}} --draft {{draft}} --draft-length 3"
     serve += " --device cpu --threads {threads} --ctx {ctx} --port {port}"
     words = [str(tmp_path), "--target", str(DEMO / "target.gguf"), "--draft", str(DEMO / "draft.gguf")]
     words += ["--device", "simulated", "--quick", "--brief", "--contexts", "24", "--threads", "1"]

@@ -58,7 +58,7 @@ def chat(tmp_path: Path, programs: Programs) -> Callable[..., Outcome]:
 
     def run(*lines: str, options: tuple[object, ...] = ("-n", 8)) -> Outcome:
         given = "".join(line + "\n" for line in lines).encode()
-        done = programs.run("spac.chat", [*GREEDY, *map(str, options)], tmp_path, environment(), given)
+        done = programs.run("spac", ["chat", *GREEDY, *map(str, options)], tmp_path, environment(), given)
         return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run

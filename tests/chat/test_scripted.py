@@ -242,7 +242,7 @@ def test_without_its_packages(capfd, monkeypatch, module, stdin):
 
 def test_nobody_reads_the_answers(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "spac.chat", *GREEDY, "-n", "8", "-q"],
+        [sys.executable, "-m", "spac", "chat", *GREEDY, "-n", "8", "-q"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=tmp_path, env=environment(),
     )  # fmt: skip

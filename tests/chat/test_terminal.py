@@ -30,7 +30,7 @@ class Terminal:
         terminal = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": ""}
         env = environment(**{**terminal, "XDG_STATE_HOME": str(folder / "state"), **env})
         self.child = pexpect.spawn(
-            sys.executable, ["-m", "spac.chat", *GREEDY, *options],
+            sys.executable, ["-m", "spac", "chat", *GREEDY, *options],
             env=env, cwd=folder, dimensions=(24, 100), timeout=30, encoding="utf-8",
             ignore_sighup=True,
         )  # fmt: skip

@@ -53,7 +53,7 @@ def page() -> str:
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a program."""
     name = name.replace("-", "_")
-    for module in (f"spac.{name}", f"spac.{name}.program", f"spac.{name}.app", f"spac.{name}.__main__"):
+    for module in (f"spac.{name}", f"spac.{name}.app"):
         try:
             make = getattr(importlib.import_module(module), "make_parser", None)
         except ModuleNotFoundError:

@@ -126,7 +126,7 @@ def test_a_target_without_experts_has_nothing_to_split(bench, tiny_model):
 def test_slots_that_do_not_fit_are_left_out(target):
     # The tiny model takes less than 1 MB, and its experts take more.
     memory = environment(SPAC_SIMULATED_DEVICE="memory_mb=1")
-    command = [sys.executable, "-m", "spac.bench", *SHORT, "-c", "64", "-b", "32", "-ub", "32"]
+    command = [sys.executable, "-m", "spac", "bench", *SHORT, "-c", "64", "-b", "32", "-ub", "32"]
     given = ["-m", str(target), "-p", "x", "--schedulers", "lru", "--baseline", "none"]
     done = subprocess.run(
         [*command, *given, "--slots", "1", "100%", "auto"], capture_output=True, text=True, env=memory

@@ -256,7 +256,7 @@ def test_an_interrupt_ends_with_the_table(target):
     assert b"Traceback" not in err
 
 
-@pytest.mark.parametrize("program", [("spac", "run"), ("spac.run",), ("spac.serve", "--port", "0")])
+@pytest.mark.parametrize("program", [("spac", "run"), ("spac.run",), ("spac", "serve", "--port", "0")])
 @pytest.mark.parametrize("after_s", [0, 0.2, 0.4])
 def test_an_interrupt_while_it_starts(target, after_s, program):
     options = ["-m", target, *(ENDLESS if "--port" not in program else ())]

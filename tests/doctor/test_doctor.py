@@ -9,11 +9,9 @@ import sys
 
 import pytest
 
-from spac import _core
+from spac import _core, doctor
 from spac.config.values import VramLimit
-from spac.doctor import devices, host, installation, main
-from spac.doctor import program as doctor
-from spac.doctor.program import examine
+from spac.doctor import devices, examine, host, installation, main
 from tests.cli.conftest import environment
 from tools.models import write_projector
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from spac import doctor
 from spac.doctor import main, measure
-from spac.doctor import program as doctor
 
 
 def test_a_pairs_costs(tiny_model, monkeypatch):

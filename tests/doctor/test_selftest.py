@@ -11,8 +11,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from spac import _core, demo, env
-from spac.doctor import program as doctor
+from spac import _core, demo, doctor, env
 from spac.doctor import selftest
 from spac.doctor.mechanisms import AHEAD, EXCHANGE, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
 from spac.doctor.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
@@ -210,7 +209,7 @@ def test_the_option_and_the_exit_code(
     monkeypatch.setattr(selftest, "SelfTest", lambda _: Pretended({result.name: result for result in made}))
     for check in (
         "installation.library", "installation.llama_cpp_python", "devices.gpu", "devices.vram", "host.memory",
-        "host.cpu", "program._demo",
+        "host.cpu", "_demo",
     ):  # fmt: skip
         monkeypatch.setattr(f"spac.doctor.{check}", lambda *_: iter(()))
     assert doctor.main(["--self-test"]) == int(failing)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spac.exec.program import START
+from spac.exec import START
 from tests.cli.conftest import Outcome, environment
 from tests.exec.conftest import EXEC, outcome
 from tests.llama_cpp_python.conftest import DRAFT, TARGET

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spac.config import EngineConfig
-from spac.exec.program import START, main, make_parser
+from spac.exec import START, main, make_parser
 from spac.llama_cpp_python.names import OPTIONS
 from tests.llama_cpp_python.conftest import DRAFT
 
@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         calls.extend([command[1:], environment])
         sys.exit(0)
 
-    monkeypatch.setattr("spac.exec.program.os.execve", execve)
+    monkeypatch.setattr("spac.exec.os.execve", execve)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return calls

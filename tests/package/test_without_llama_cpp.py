@@ -45,13 +45,13 @@ def test_run_and_chat(folder: Path) -> None:
     done = start(folder, "-m", "spac.run", "-n", "8", "--temp", "0", "--json-schema", "{}", "--quiet")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    done = start(folder, "-m", "spac.chat", "-n", "8", "--quiet", "--no-markdown", stdin="hello\n")
+    done = start(folder, "-m", "spac", "chat", "-n", "8", "--quiet", "--no-markdown", stdin="hello\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
 def test_doctor(folder: Path) -> None:
-    done = start(folder, "-m", "spac.doctor", "--json")
+    done = start(folder, "-m", "spac", "doctor", "--json")
     assert done.returncode == 0, done.stderr
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert found["demo"]["state"] == "ok"

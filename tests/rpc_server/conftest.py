@@ -25,7 +25,7 @@ class Server:
     def __init__(
         self, *options: str, port: int = 0, device: str = "cpu", answer: re.Pattern[str] = ANSWER
     ) -> None:
-        command = (sys.executable, "-m", "spac.rpc_server", "--port", str(port), "--device", device)
+        command = (sys.executable, "-m", "spac", "rpc-server", "--port", str(port), "--device", device)
         self.process = subprocess.Popen(
             [*command, "--threads", "1", *options], stderr=subprocess.PIPE, text=True, bufsize=1
         )

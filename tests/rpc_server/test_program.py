@@ -12,7 +12,7 @@ import pytest
 
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.rpc_server.program import DANGER, main
+from spac.rpc_server import DANGER, main
 from tests.rpc_server.conftest import receive
 from tests.rpc_server.test_faults import of
 from tests.rpc_server.test_layers import text

@@ -256,7 +256,7 @@ def test_layers_by_memory(splitting):
     ],
 )
 def test_options_that_the_server_refuses(capsys, options, said):
-    from spac.rpc_server.program import main
+    from spac.rpc_server import main
 
     with pytest.raises(SystemExit) as left:
         raise SystemExit(main(["--device", "simulated", "--port", "0", *options]))

@@ -151,7 +151,7 @@ def test_a_second_signal_ends_a_server_that_hangs():
 )
 def test_an_open_door_is_spoken_of(tmp_path, more, key, said):
     """A server without a key on an open address warns. With --quiet, it writes only the address."""
-    command = [sys.executable, "-m", "spac.serve", "--port", "0", "--host", "0.0.0.0", "--threads", "1"]
+    command = [sys.executable, "-m", "spac", "serve", "--port", "0", "--host", "0.0.0.0", "--threads", "1"]
     process = subprocess.Popen(
         [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=environment(SPAC_API_KEY=key),

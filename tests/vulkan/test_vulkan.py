@@ -134,7 +134,7 @@ def test_the_text_is_the_cpus_and_the_validation_layer_is_silent(
 
 def test_the_doctor_says_what_the_device_lacks(device: str, environment: dict[str, str]) -> None:
     report = json.loads(
-        run(environment, sys.executable, "-m", "spac.doctor", "--json", "--no-self-test").stdout
+        run(environment, sys.executable, "-m", "spac", "doctor", "--json", "--no-self-test").stdout
     )
     findings = {finding["name"]: finding for finding in report["findings"]}
     assert findings["vulkan-build"]["state"] == "ok"

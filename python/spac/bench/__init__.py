@@ -1,4 +1,4 @@
-"""The program that finds the fastest settings: `python -m spac.bench --target model.gguf --draft draft.gguf`.
+"""The program that finds the fastest settings: `spac bench --target model.gguf --draft draft.gguf`.
 
 It measures schedulers, numbers of slots and draft lengths in every combination, in turns, beside the CPU
 alone. Exit codes are those of `spac.run`.
@@ -6,11 +6,239 @@ alone. Exit codes are those of `spac.run`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spac import __version__
+from spac.bench.candidates import (
+    ROOFLINE,
+    Candidate,
+    can_draft,
+    combinations,
+    default_lengths,
+    parse_length,
+)
+from spac.cli import interrupt
+from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
+from spac.cli.program import INTERRUPTED, Talk, add_talk, as_text, guarded, models, read_prompt, write_out
+from spac.config import COUNT, EngineConfig, Range, Slots
+from spac.errors import InputError
+from spac.machine.files import write_atomically
+from spac.scheduler import SchedulerChoice, names
+from spac.stats.words import counted
+
+if TYPE_CHECKING:
+    from spac.bench.measure import Measurement
+
+SCHEDULERS = ("logistic", "lru", "moe-spac")
+PROMPTS = (
+    'def read_table(path):\n    """Read a CSV file into a list of dictionaries."""\n',
+    "The main difference between a process and a thread is that",
+    'class Queue:\n    """A first-in, first-out queue with a limit."""\n\n    def __init__(self, limit):\n',
+)
+"""The prompts that are continued where none is given: code and prose."""
+_VARIED = ("scheduler", "slots", "draft_length", "governor", "state", "timeline")
+_REPRODUCIBLE = {"temp": 0.0, "seed": 1}
+
+T = TypeVar("T")
+
+
+def _convert(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return `parse` with argparse's own error, because argparse shows only that error's text."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def make_parser() -> Parser:
+    """Return the parser of `spac.bench`'s options."""
+    parser = Parser(
+        prog="spac bench",
+        description="Measure which settings are fastest on this machine: all combinations of the listed "
+        "schedulers, slots and draft lengths, in turns, beside the CPU alone. Without --target, "
+        "the bundled demo pair is measured.",
+        like_llama_cpp=True,
+    )
+    compared = parser.add_argument_group("compared")
+    compared.add_argument(
+        "--schedulers", "--scheduler", nargs="+", metavar="NAME[:OPTIONS]",
+        type=_convert(SchedulerChoice.parse),
+        help=f"of {', '.join(names())}; with options as in moe-spac:levels=8 "
+        f"(default: {' '.join(SCHEDULERS)})",
+    )  # fmt: skip
+    compared.add_argument(
+        "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=_convert(Slots.parse),
+        help=f"experts that the device holds: {Slots.ACCEPTED} (default: {Slots()})".replace("%", "%%"),
+    )  # fmt: skip
+    compared.add_argument(
+        "--draft-lengths", "--draft-length", nargs="+", metavar=f"N|{ROOFLINE}", type=_convert(parse_length),
+        help=f"tokens drafted per step; {ROOFLINE}: chosen while it runs (default: 0 {ROOFLINE}, where there "
+        "is something to draft with)",
+    )  # fmt: skip
+    compared.add_argument("--baseline", choices=("cpu", "none"), default="cpu",
+                          help="the CPU alone, with the same drafts (default: %(default)s)")  # fmt: skip
+    text = parser.add_argument_group("text")
+    text.add_argument("--prompt", "-p", metavar="TEXT", action="append", default=[],
+                      help="a text to continue; may be given several times")  # fmt: skip
+    text.add_argument("--file", "-f", metavar="FILE", action="append", default=[],
+                      help="read a prompt from a file; may be given several times")  # fmt: skip
+    text.add_argument(
+        "--max-tokens", "--predict", "--n-predict", "-n", metavar="N", default=64,
+        type=number(int, Range(1, COUNT.high)),
+        help="tokens to generate per prompt at most (default: %(default)s)",
+    )  # fmt: skip
+    text.add_argument("--repeat", metavar="N", default=3, type=number(int, Range(1, 1000)),
+                      help="rounds through all settings (default: %(default)s)")  # fmt: skip
+    own = [item.name for item in fields(EngineConfig) if item.name not in _VARIED]
+    add_engine(parser, own)
+    add_sampling(parser, "as for spac run, but greedy by default")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="write all figures and texts as JSON; - is stdout, "
+                        "and the table goes to stderr")  # fmt: skip
+    add_talk(output)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code."""
-    from spac.bench.program import main as run
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    return guarded(parser, options, lambda: Bench(options).run())
 
-    return run(arguments)
+
+class Bench:
+    """One run of the program."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self._talk = Talk(options.quiet)
+        self._shares_cores = False
+
+    def run(self) -> int:
+        """Measure, report and return the exit code; raise InputError or OutOfMemoryError, with one line."""
+        options = self.options
+        target, draft, _ = models(options)
+        prompts = _prompts(options)
+        base = read_config(options, target, draft, **_REPRODUCIBLE)
+        candidates, file_size = self._candidates(base)
+        # This import loads the library. Bad options are reported before that.
+        from spac.bench.measure import Measurement
+
+        limit = options.max_tokens
+        measured = Measurement(base, candidates, prompts, limit, options.repeat, self._talk)
+        code = self._measure(measured, file_size)
+        if any(measured.samples.values()):
+            self._report(measured, interrupted=code != 0)
+        return code
+
+    def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
+        """Return the candidates, and the bytes of the files that they need; raise InputError."""
+        from spac.model.devices import choose_device
+        from spac.model.gguf.check import check_model
+
+        options = self.options
+        if options.draft_lengths and any(n != 0 for n in options.draft_lengths) and not can_draft(base):
+            raise InputError(
+                "draft lengths need something to draft with: add --draft FILE, or an ngram --draft-type"
+            )
+        lengths = tuple(options.draft_lengths or default_lengths(base)) if can_draft(base) else (0,)
+        info = check_model(base.target)
+        file_size = info.file_size
+        if base.draft is not None and any(n != 0 for n in lengths):
+            file_size += check_model(base.draft, "draft").file_size
+        on_cpu = choose_device(base.device) is None
+        if (on_cpu or not info.is_moe) and (options.schedulers or options.slot_numbers):
+            reason = "--device cpu (the default without a GPU) runs"
+            if not on_cpu:
+                reason = f"{info.path.name} has no experts and runs"
+            raise InputError(f"{reason} without the split: leave out --schedulers and --slots")
+        if on_cpu:
+            base = replace(base, device="cpu")
+        candidates = combinations(
+            base,
+            options.schedulers or [SchedulerChoice(name) for name in SCHEDULERS],
+            options.slot_numbers or [Slots()],
+            lengths,
+            splits=info.is_moe and not on_cpu,
+            baseline=options.baseline == "cpu" and not on_cpu,
+        )
+        return candidates, file_size
+
+    def _measure(self, measured: Measurement, file_size: int) -> int:
+        from spac.bench.pairs import Pairs
+
+        pairs = Pairs(measured.base, measured.candidates, file_size, self._talk.progress)
+        self._shares_cores, measured.base = pairs.shares_cores, pairs.base
+        try:
+            with interrupt.Interrupt(measured.canceller), closing(pairs):
+                measured.run(pairs)
+        except KeyboardInterrupt:
+            self._talk.end_progress()
+            self._talk.note("interrupted: this is what was measured until then")
+            return INTERRUPTED
+        return 0
+
+    def _report(self, measured: Measurement, *, interrupted: bool) -> None:
+        from spac.bench import figures, table
+
+        options = self.options
+        n_prompts = len(measured.prompts)
+        n_rounds = max(map(len, measured.samples.values()))
+        rounds = (
+            f"{counted(n_rounds, 'round')} of {counted(n_prompts, 'prompt')}, "
+            f"{options.max_tokens} tokens each at most, with {counted(measured.base.threads, 'thread')} "
+            "on the CPU in every setting"
+        )
+        text = list(table.lines(figures.rows(measured.samples), rounds))
+        if self._shares_cores:
+            text.append("the simulated device is the CPU playing a GPU: its speeds tell nothing about a GPU")
+        if options.json == "-":
+            print("\n".join(text), file=sys.stderr)
+        else:
+            print("\n".join(text), flush=True)
+        if options.json is not None:
+            self._write_json(
+                json.dumps(figures.as_json(measured.samples, self._about(measured, interrupted)))
+            )
+
+    def _write_json(self, line: str) -> None:
+        if self.options.json == "-":
+            write_out(line.encode() + b"\n")
+        else:
+            write_atomically(Path(self.options.json), line.encode() + b"\n")
+
+    def _about(self, measured: Measurement, interrupted: bool) -> dict[str, Any]:
+        base = measured.base
+        return {
+            "version": __version__,
+            "target": str(base.target),
+            "draft": str(base.draft) if base.draft is not None else None,
+            "device": base.device,
+            "device_is_simulated": self._shares_cores,
+            "prompts": list(measured.prompts),
+            "max_tokens": measured.max_tokens,
+            "repeat": measured.repeat,
+            "threads": base.threads,
+            "interrupted": interrupted,
+            "left_out": {each.label: why for each, why in measured.left_out.items()},
+        }
+
+
+def _prompts(options: argparse.Namespace) -> list[str]:
+    """Return the prompts; raise InputError for one that is empty, unreadable or not UTF-8."""
+    prompts = [as_text(text, "--prompt") for text in options.prompt]
+    prompts += [read_prompt(name) for name in options.file]
+    if not all(prompts):
+        raise InputError("a prompt is empty: give at least one character of text")
+    return prompts or list(PROMPTS)

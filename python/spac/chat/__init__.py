@@ -1,4 +1,4 @@
-"""Talk with a model in the terminal: `python -m spac.chat --target model.gguf --draft draft.gguf`."""
+"""Talk with a model in the terminal: `spac chat --target model.gguf --draft draft.gguf`."""
 
 from __future__ import annotations
 

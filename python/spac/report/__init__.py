@@ -1,4 +1,4 @@
-"""One HTML page about a run: `python -m spac.report run.npz`.
+"""One HTML page about a run: `spac report run.npz`.
 
 The program reads what `spac run --record run.npz` recorded. The page is one file that needs no network. It
 goes to `run.html` beside the recording, or to --output. The exit codes are those of `spac.run`.

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: `python -m spac.serve --target model.gguf --draft draft.gguf`."""
+"""An OpenAI-compatible server: `spac serve --target model.gguf --draft draft.gguf`."""
 
 from __future__ import annotations
 
