@@ -1,16 +1,17 @@
 """Measure clients at once over HTTP, beside llama.cpp's own server: `python -m bench.parallel_servers`.
 
 For each number of clients N, the systems run with -np N: spac on the CPU (`cpu`), spac on the simulated
-device (`simulated`), and llama-server of the pinned source on the CPU (`llama-server`), which
-`python -m tools.llama_server` builds. `default` is spac on the CPU with the places and the least context
-that it has without -np. All have the same threads, the others the same context, and sample greedily. A client
+device (`simulated`), both with `--loop llama.cpp` (`loop`, `loop-simulated`), and llama-server of the pinned
+source on the CPU (`llama-server`), which `python -m tools.llama_server` builds. `default` is spac on the CPU
+with the places and the least context that it has without -np. `--draft` gives spac's systems a draft model.
+All have the same threads, the others the same context, and sample greedily. A client
 asks for one streamed completion after another, each with a prompt of its own, which begins differently from
 all others. The systems are measured in turns, in rounds, while the other servers idle. A first round is left
 out, because it warms up.
 
 A row has medians over the rounds: tokens per second of all clients together, also as a ratio to
-llama-server's in the same round, with its range, and the time to the first token at the 95th percentile of
-the requests. --out writes the page, and the figures beside it as JSON.
+llama-server's in the same round (without it, to those of spac's own loop), with its range, and the time to
+the first token at the 95th percentile of the requests. --out writes the page, and its figures as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from spac.errors import InputError
 from tools.llama_server import PROGRAM
 
 PEER = "llama-server"
-SYSTEMS = ("cpu", "default", "simulated", PEER)
+SYSTEMS = ("cpu", "default", "simulated", "loop", "loop-simulated", PEER)
 LOAD_S = 300  # seconds for a server to load its model
 COUNTS = (1, 2, 4, 8, 16)
 TEXT = "the sea was grey and a man walked along its edge counting boats that came home late "
@@ -117,7 +118,10 @@ def words_of(system: str, n: int, port: int, args: argparse.Namespace) -> list[s
         shared += ["-m", str(args.target), "-tb", str(args.threads), "-cram", "0", "-ngl", "0", "--no-warmup"]
         return [str(args.peer), *shared]
     shared += ["--target", str(args.target), "-tb", str(args.threads), "--cache-ram", "0", "--no-page"]
-    return [sys.executable, "-m", "spac", "serve", *shared, "--device", system, "--state", "off", "--quiet"]
+    shared += ["--device", "simulated" if "simulated" in system else "cpu", "--state", "off", "--quiet"]
+    shared += ["--draft", args.draft] if args.draft else []
+    shared += ["--loop", "llama.cpp"] if "loop" in system else []
+    return [sys.executable, "-m", "spac", "serve", *shared]
 
 
 def measured(n: int, args: argparse.Namespace) -> list[dict[str, Figures]]:
@@ -141,16 +145,15 @@ def measured(n: int, args: argparse.Namespace) -> list[dict[str, Figures]]:
 def table(found: dict[int, list[dict[str, Figures]]]) -> str:
     """Return the medians over the rounds as a Markdown table, by the number of clients."""
     systems = [each for each in SYSTEMS if each in next(iter(found.values()))[0]]
+    base = next((each for each in (PEER, "cpu", "simulated") if each in systems), systems[0])
     lines = ["| clients | system | tokens/s | ratio (range) | first token, p95 | ratio |", "| --- " * 6 + "|"]
     for n, rounds in found.items():
         for system in systems:
             speed = statistics.median(each[system].tokens_per_s for each in rounds)
             late = statistics.median(each[system].late_s for each in rounds)
-            faster, later = "", ""
-            if PEER in systems:
-                ratios = [each[system].tokens_per_s / each[PEER].tokens_per_s for each in rounds]
-                faster = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-                later = f"{statistics.median(each[system].late_s / each[PEER].late_s for each in rounds):.2f}"
+            ratios = [each[system].tokens_per_s / each[base].tokens_per_s for each in rounds]
+            faster = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+            later = f"{statistics.median(each[system].late_s / each[base].late_s for each in rounds):.2f}"
             lines.append(f"| {n} | {system} | {speed:.1f} | {faster} | {late:.2f} s | {later} |")
     return "\n".join(lines)
 
@@ -174,6 +177,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", type=Path, default=demo.TARGET)
+    parser.add_argument("--draft", help="a draft model for spac's systems")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--peer", type=Path, default=PROGRAM, help="llama-server (default: the built one)")
     parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS), metavar="N")

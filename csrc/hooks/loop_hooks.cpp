@@ -1,9 +1,14 @@
 #include "hooks/loop_hooks.h"
 
 #include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
+#include "core/error.h"
+#include "hooks/abort_scope.h"
+#include "server-common.h"
+#include "session/checkpoints.h"
 
 #include <algorithm>
-#include <set>
+#include <atomic>
+#include <cmath>
 #include <utility>
 
 namespace spac {
@@ -11,12 +16,16 @@ namespace spac {
 namespace {
 
 thread_local LoopHooks * hooks = nullptr;
+std::atomic<bool>        overflowed{false}; // the last decode that failed
+constexpr auto           no_numbers = "the model's logits are no finite numbers";
 
 void call(const std::function<void()> & callback) {
     if (callback) {
         callback();
     }
 }
+
+bool is_bad(float logit) { return std::isnan(logit) || logit == INFINITY; }
 
 // Work between `enter` and `leave`.
 class Region {
@@ -43,11 +52,17 @@ LoopHooks::LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, s
 
 LoopHooks::~LoopHooks() { detach(); }
 
-void LoopHooks::attach() { hooks = this; }
+void LoopHooks::attach() {
+    hooks = this;
+    grammars_.emplace();
+    interrupt_.attach(target_);
+}
 
 void LoopHooks::detach() {
     if (hooks == this) {
         hooks = nullptr;
+        grammars_.reset();
+        interrupt_.detach(target_);
     }
 }
 
@@ -123,7 +138,8 @@ bool LoopHooks::accept(int slot, int n) {
 }
 
 int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
-                      int n_sequences) {
+                      const std::set<llama_seq_id> & sequences) {
+    const AbortScope::Pause pause;
     if (ctx != target_) {
         const auto start  = Clock::now();
         const int  status = run();
@@ -131,7 +147,74 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         return status;
     }
     const Region region(more_);
-    return n_outputs == n_tokens ? verify(run, n_tokens, n_sequences) : evaluate(run, n_tokens, n_outputs > 0);
+    int          status = 0;
+    {
+        const Interrupt::Call call(interrupt_);
+        status = n_outputs == n_tokens ? verify(run, n_tokens, static_cast<int>(sequences.size()))
+                                       : evaluate(run, n_tokens, n_outputs > 0);
+    }
+    const bool overflows = status == 0 && !is_finite(n_outputs);
+    if (status != 0 || overflows) {
+        overflowed.store(overflows);
+    }
+    if (overflows) {
+        forget(sequences);
+    } else if (status != 2) { // llama.cpp's loop does not know 2, and lets slots go on after it
+        return status;
+    }
+    n_awaited_ = 0;
+    return -3;
+}
+
+// Looks at both ends of each row of logits: a state that is no number leaves none in the row.
+bool LoopHooks::is_finite(int n_outputs) const {
+    const float * const logits = llama_get_logits(target_);
+    const auto n_vocab = static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target_))));
+    for (size_t row = 0; logits != nullptr && row < static_cast<size_t>(n_outputs); ++row) {
+        if (is_bad(logits[row * n_vocab]) || is_bad(logits[(row + 1) * n_vocab - 1])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Clears the memory with its data, because cells that are no numbers spoil every sequence that reads past them. The
+// sequences that are not in the batch come back; the loop clears what it knows of the others after an error.
+void LoopHooks::forget(const std::set<llama_seq_id> & sequences) {
+    auto * const                        memory = llama_get_memory(target_);
+    std::map<llama_seq_id, MemoryState> others;
+    for (llama_seq_id i = 0; i < n_slots_; ++i) {
+        if (sequences.count(i) == 0 && llama_memory_seq_pos_max(memory, i) >= 0) {
+            others.emplace(i, MemoryState(target_, MemoryState::Part::all, i));
+        }
+    }
+    llama_memory_clear(memory, true);
+    for (const auto & [i, state] : others) {
+        state.restore(target_, i);
+    }
+}
+
+void LoopHooks::check(const llama_model * model, common_params_sampling & params) const {
+    if (!params.grammar.empty()) {
+        check_grammar(llama_model_get_vocab(model), common_grammar_value(params.grammar),
+                      params.grammar.type == COMMON_GRAMMAR_TYPE_USER);
+    }
+    // More tokens than the context has never come, but llama.cpp takes memory for them.
+    const auto most           = static_cast<int32_t>(llama_n_ctx(target_));
+    params.penalty_last_n     = std::min(params.penalty_last_n, most);
+    params.dry_penalty_last_n = std::min(params.dry_penalty_last_n, most);
+    params.n_prev             = std::min(params.n_prev, std::max(most, 64));
+    // A client may ask for it, but its graphs are not those of the split.
+    params.backend_sampling = false;
+}
+
+void LoopHooks::sampling(const common_sampler * sampler) {
+    const uint64_t work = grammars_->work();
+    if (sampler_ != nullptr) {
+        grammar_work_[sampler_].spend(work - work_, 1);
+    }
+    sampler_ = sampler;
+    work_    = work;
 }
 
 // Runs a decode of the windows of slots that generate.
@@ -176,8 +259,15 @@ int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, bool end
     return status;
 }
 
-void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted) {
-    if (ctx != target_ || n_awaited_ == 0) {
+void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted, int row) {
+    if (ctx != target_) {
+        return;
+    }
+    const float * const logits = llama_get_logits_ith(target_, row);
+    if (logits != nullptr && is_bad(logits[tokens.back()])) {
+        throw InternalError(no_numbers);
+    }
+    if (n_awaited_ == 0) {
         return;
     }
     SequenceStep sequence;
@@ -229,8 +319,21 @@ int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama
         sequences.insert(token.seq_ids.begin(), token.seq_ids.end());
         n_outputs += token.output ? 1 : 0;
     }
-    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs,
-                         static_cast<int>(sequences.size()));
+    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs, sequences);
+}
+
+common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
+    const std::string & message, error_type type);
+
+common_json __wrap__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
+    const std::string & message, error_type type) {
+    const std::string caught = "got exception: "; // of a slot
+    std::string       cause  = message.rfind(caught, 0) == 0 ? message.substr(caught.size()) : message;
+    if (cause == "Compute error." && spac::overflowed.load()) {
+        cause = spac::no_numbers;
+    }
+    return __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
+        cause, cause.rfind("the grammar ", 0) == 0 ? ERROR_TYPE_INVALID_REQUEST : type);
 }
 
 void __real__Z24common_speculative_draftP18common_speculative(common_speculative * spec);
@@ -255,6 +358,24 @@ void __wrap__Z25common_speculative_acceptP18common_speculativeit(common_speculat
     }
 }
 
+common_sampler *
+__real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const llama_model *      model,
+                                                                       common_params_sampling & params);
+
+common_sampler *
+__wrap__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const llama_model *      model,
+                                                                       common_params_sampling & params) {
+    auto * const hooks = LoopHooks::current();
+    if (hooks != nullptr) {
+        hooks->check(model, params);
+    }
+    auto * const sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
+    if (hooks != nullptr) {
+        hooks->add(sampler);
+    }
+    return sampler;
+}
+
 llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
                                                                                 llama_context * ctx, int row,
                                                                                 bool first);
@@ -262,9 +383,13 @@ llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(
 llama_token __wrap__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
                                                                                 llama_context * ctx, int row,
                                                                                 bool first) {
+    auto * const hooks = LoopHooks::current();
+    if (hooks != nullptr) {
+        hooks->sampling(sampler);
+    }
     const auto token = __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx, row, first);
-    if (auto * const hooks = LoopHooks::current()) {
-        hooks->sampled(ctx, {token}, 0);
+    if (hooks != nullptr) {
+        hooks->sampled(ctx, {token}, 0, row);
     }
     return token;
 }
@@ -276,10 +401,14 @@ llama_tokens __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13ll
 llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
     common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
     bool first) {
+    auto * const hooks = LoopHooks::current();
+    if (hooks != nullptr) {
+        hooks->sampling(sampler);
+    }
     auto tokens = __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
         sampler, ctx, rows, draft, first);
-    if (auto * const hooks = LoopHooks::current()) {
-        hooks->sampled(ctx, tokens, static_cast<int>(draft.size()));
+    if (hooks != nullptr) {
+        hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[tokens.size() - 1]);
     }
     return tokens;
 }

@@ -8,11 +8,18 @@
 #include "core/not_copied.h"
 #include "hooks/loop_listeners.h"
 #include "session/expert_demand.h"
+#include "session/grammar.h"
+#include "session/interrupt.h"
 #include "session/parallel_impl.h"
 #include "session/prompt_graph.h"
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <set>
+
+struct common_sampler;
 
 namespace spac {
 
@@ -40,31 +47,48 @@ class LoopHooks : NotCopied {
     // Notes that `n` tokens of a slot's last draft were accepted. Returns false if llama.cpp's loop has drafted.
     bool accept(int slot, int n);
     // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its `n_tokens`. The tokens
-    // are of `n_sequences` slots.
+    // are of these `sequences`. Returns -3 if the logits are no finite numbers, or if `stop` was called.
     int decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
-               int n_sequences);
-    // Counts tokens that a slot sampled. `n_drafted` of the verified ones were drafts.
-    void sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted);
+               const std::set<llama_seq_id> & sequences);
+    // Ends a decode of the target early. Any thread may call it.
+    void stop() noexcept { interrupt_.cancel(); }
+
+    // Checks what a request asks of its sampler. Throws InputError for a grammar that llama.cpp does not survive.
+    void check(const llama_model * model, common_params_sampling & params) const;
+    // Notes a new sampler.
+    void add(const common_sampler * sampler) { grammar_work_.erase(sampler); }
+    // Called before a slot samples. Throws InputError if its grammar has taken too long.
+    void sampling(const common_sampler * sampler);
+    // Counts tokens that a slot sampled. `n_drafted` of the verified ones were drafts, and the last token was chosen
+    // by the logits of the batch's token `row`.
+    void sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted, int row);
 
   private:
     int  verify(const std::function<int()> & run, int n_tokens, int n_sequences);
     int  evaluate(const std::function<int()> & run, int n_tokens, bool ends);
     void end_step();
+    bool is_finite(int n_outputs) const;
+    void forget(const std::set<llama_seq_id> & sequences);
 
-    llama_context *                 target_;
-    std::shared_ptr<Experts>        experts_;
-    std::shared_ptr<Trace>          trace_;
-    int                             n_slots_;
-    ExpertDemand                    demand_;
-    PromptGraph                     graph_;
-    std::unique_ptr<ParallelDrafts> drafts_; // null: llama.cpp's loop drafts
-    Listeners                       listeners_;
-    LoopListeners                   more_;
-    bool                            is_drafting_ = false; // true: drafts_ calls llama.cpp's functions
-    ParallelStep                    step_;                // the one whose tokens are being sampled
-    int                             n_awaited_ = 0;       // slots of the step that have not sampled yet
-    Clock::time_point               start_;               // of the step
-    int64_t                         draft_ns_ = 0;        // time of drafting since the last step
+    llama_context *                                 target_;
+    std::shared_ptr<Experts>                        experts_;
+    std::shared_ptr<Trace>                          trace_;
+    int                                             n_slots_;
+    ExpertDemand                                    demand_;
+    PromptGraph                                     graph_;
+    std::unique_ptr<ParallelDrafts>                 drafts_; // null: llama.cpp's loop drafts
+    Listeners                                       listeners_;
+    LoopListeners                                   more_;
+    bool                                            is_drafting_ = false; // true: drafts_ calls llama.cpp's functions
+    ParallelStep                                    step_;                // the one whose tokens are being sampled
+    int                                             n_awaited_ = 0;       // slots of the step that have not sampled yet
+    Clock::time_point                               start_;               // of the step
+    int64_t                                         draft_ns_ = 0;        // time of drafting since the last step
+    Interrupt                                       interrupt_;
+    std::optional<GrammarScope>                     grammars_; // of the loop's thread
+    std::map<const common_sampler *, GrammarBudget> grammar_work_;
+    const common_sampler *                          sampler_ = nullptr; // the one that has sampled last
+    uint64_t                                        work_    = 0;       // of grammars before that
 };
 
 } // namespace spac

@@ -1,10 +1,12 @@
 #include "hooks/server_loop.h"
 
 #include "core/error.h"
+#include "hooks/abort_scope.h"
 #include "hooks/given_models.h"
 #include "hooks/loop_hooks.h"
 
 #include "server-context.h"
+#include "session/big_stack.h"
 #include "session/interrupt.h"
 #include "session/parallel_impl.h"
 #include "session/speculator.h"
@@ -66,6 +68,17 @@ server_http_res_ptr fault(const char * message, error_type type) {
     return response;
 }
 
+// Calls a function on a stack for deep recursions. A failed assertion of llama.cpp throws.
+void deep(const std::function<void()> & call) {
+    const auto guarded = [&] {
+        const AbortScope scope;
+        call();
+    };
+    if (!on_stack(schema_stack, guarded)) {
+        throw InputError("there is no memory for a stack");
+    }
+}
+
 // The answers that are not closed.
 class Running {
   public:
@@ -109,10 +122,16 @@ class Response : public LoopResponse {
 
     void run() override {
         const std::lock_guard hold(lock_);
+        if (running_->stops()) {
+            response_ = fault("the server is stopping", ERROR_TYPE_UNAVAILABLE);
+            return;
+        }
         try {
-            response_ =
-                running_->stops() ? fault("the server is stopping", ERROR_TYPE_UNAVAILABLE) : handler_(request_);
+            // What llama.cpp makes of schemas, templates and answers may recurse as deep as these are long.
+            deep([&] { response_ = handler_(request_); });
         } catch (const std::invalid_argument & error) {
+            response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
+        } catch (const InputError & error) {
             response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
         } catch (const std::exception & error) {
             response_ = fault(error.what(), ERROR_TYPE_SERVER);
@@ -125,7 +144,10 @@ class Response : public LoopResponse {
     bool        is_stream() const override { return response_ != nullptr && response_->is_stream(); }
     bool        next(std::string & part) override {
         const std::lock_guard hold(lock_);
-        has_more_ = has_more_ && response_ != nullptr && response_->next(part);
+        has_more_ = has_more_ && response_ != nullptr;
+        if (has_more_) {
+                   deep([&] { has_more_ = response_->next(part); });
+        }
         return has_more_;
     }
     void cancel() noexcept override { is_cancelled_.store(true); }
@@ -173,11 +195,15 @@ common_params params_of(const LoopConfig & config) {
     params.warmup         = false;
     // common makes a pool of threads, which GivenModels does not let it attach.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1;
-    params.cache_ram_mib       = static_cast<int32_t>(std::min<size_t>(session.prompt_cache_bytes >> 20, 1 << 30));
-    params.n_ctx_checkpoints   = session.n_checkpoints;
-    params.checkpoint_min_step = session.checkpoint_step;
-    params.sampling            = sampling_params(session.sampling, llama_get_model(target), params.n_ctx);
-    params.speculative         = speculative_params(session.draft);
+    params.cache_ram_mib           = static_cast<int32_t>(std::min<size_t>(session.prompt_cache_bytes >> 20, 1 << 30));
+    params.n_ctx_checkpoints       = session.n_checkpoints;
+    params.checkpoint_min_step     = session.checkpoint_step;
+    params.sampling                = sampling_params(session.sampling, llama_get_model(target), params.n_ctx);
+    params.speculative             = speculative_params(session.draft);
+    params.enable_reasoning        = config.reasons ? -1 : 0;
+    params.prefill_assistant       = config.prefills;
+    params.default_template_kwargs = config.template_variables;
+    params.sampling.reasoning_budget_tokens = config.reasoning_budget;
     if (drafts_by_hook(session)) {
         params.speculative.types = {COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE}; // so that the loop asks for drafts
     } else if (draft != nullptr && llama_get_model(draft) != llama_get_model(target)) {
@@ -248,6 +274,7 @@ void ServerLoop::Impl::run() {
         loaded.set_exception(std::make_exception_ptr(InputError(std::string("llama.cpp's server: ") + error.what())));
     }
     if (is_well) {
+        const AbortScope scope;
         context->start_loop();
     }
     {
@@ -285,6 +312,7 @@ ServerLoop::ServerLoop(const LoopConfig & config) : impl_(std::make_unique<Impl>
 }
 
 ServerLoop::~ServerLoop() {
+    impl_->hooks.stop();
     impl_->running->stop();
     while (impl_->terminate()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -20,9 +20,13 @@ struct LoopConfig {
     SessionConfig session; // its contexts, experts, trace, draft, prompt cache and checkpoints; sampling: the defaults
     std::string   path;    // the target's file
     std::string   name;    // the model's name in answers
-    std::string   template_text; // replaces the file's chat template; empty: the file's
-    std::string   slot_folder;   // where slots are saved; empty: nowhere
-    std::string   projector;     // the file that reads images; empty: none
+    std::string   template_text;                           // replaces the file's chat template; empty: the file's
+    std::string   slot_folder;                             // where slots are saved; empty: nowhere
+    std::string   projector;                               // the file that reads images; empty: none
+    bool          reasons          = true;                 // false: templates are told not to let the model reason
+    int           reasoning_budget = -1;                   // largest number of reasoning tokens; -1: any
+    bool          prefills         = true;                 // an assistant's message at the end begins the answer
+    std::map<std::string, std::string> template_variables; // JSON values by name
 };
 
 struct LoopRequest {

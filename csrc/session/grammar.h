@@ -39,6 +39,16 @@ class GrammarScope : NotCopied {
     uint64_t before_;
 };
 
+// What the grammar of one text may cost: 10 s, and 20 ms for each token beside.
+class GrammarBudget {
+  public:
+    // Takes the work for some tokens from it. Throws InputError if nothing is left.
+    void spend(uint64_t work, size_t n_tokens);
+
+  private:
+    uint64_t work_ = 0; // in nanoseconds
+};
+
 // Returns what was wrong with a grammar outside of a scope since the last call in this thread; "" for nothing.
 std::string take_grammar_fault();
 

@@ -73,6 +73,14 @@ GrammarScope::GrammarScope() : before_(all_work) { ++n_scopes; }
 GrammarScope::~GrammarScope() { --n_scopes; }
 uint64_t GrammarScope::work() const { return all_work - before_; }
 
+void GrammarBudget::spend(uint64_t work, size_t n_tokens) {
+    constexpr uint64_t once = 10'000'000'000, each = 20'000'000;
+    work_ += work - std::min(work + work_, each * n_tokens);
+    if (work_ > once) {
+        throw InputError("the grammar takes too long for this text: it has too many alternatives at each place");
+    }
+}
+
 std::string take_grammar_fault() { return std::exchange(fault, {}); }
 
 } // namespace spac

@@ -1,6 +1,5 @@
 #include "session/token_sampler.h"
 
-#include "session/grammar.h"
 #include "session/projector.h"
 #include "session/token_probabilities.h"
 
@@ -189,9 +188,9 @@ void TokenSampler::set(const SamplingConfig & config) {
 
 void TokenSampler::begin(const int32_t * prompt, size_t n_tokens) {
     // A sampler cannot be reset as a whole: its grammar would stay where it is.
-    sampler_      = make();
-    greedy_       = is_greedy();
-    grammar_work_ = 0;
+    sampler_        = make();
+    greedy_         = is_greedy();
+    grammar_budget_ = {};
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!is_placeholder(prompt[i])) {
             common_sampler_accept(sampler_.get(), prompt[i], false);
@@ -237,15 +236,6 @@ llama_token TokenSampler::choose(llama_context * ctx, int row) {
     return common_sampler_sample(sampler_.get(), ctx, row);
 }
 
-// A text may use 10 s for its grammar, and 20 ms for each token beside.
-void TokenSampler::check_work(uint64_t work, size_t n_tokens) {
-    constexpr uint64_t once = 10'000'000'000, each = 20'000'000;
-    grammar_work_ += work - std::min(work + grammar_work_, each * n_tokens);
-    if (grammar_work_ > once) {
-        throw InputError("the grammar takes too long for this text: it has too many alternatives at each place");
-    }
-}
-
 llama_tokens TokenSampler::sample(llama_context * ctx, const llama_tokens & draft, int first_row) {
     const auto * const vocab = llama_model_get_vocab(model_);
     const GrammarScope scope;
@@ -259,7 +249,7 @@ llama_tokens TokenSampler::sample(llama_context * ctx, const llama_tokens & draf
             break;
         }
     }
-    check_work(scope.work(), tokens.size());
+    grammar_budget_.spend(scope.work(), tokens.size());
     return tokens;
 }
 

@@ -3,6 +3,7 @@
 
 #include "common.h"
 #include "sampling.h"
+#include "session/grammar.h"
 #include "session/session.h"
 
 #include <cstddef>
@@ -29,15 +30,14 @@ class TokenSampler {
     common_sampler_ptr make() const;
     bool               is_greedy() const;
     llama_token        choose(llama_context * ctx, int row);
-    void               check_work(uint64_t work, size_t n_tokens);
 
     const llama_model *    model_;
     int                    n_ctx_;
     common_params_sampling params_;
     bool                   mirostat_penalizes_;
     common_sampler_ptr     sampler_;
-    bool                   greedy_;           // every token is the one with the largest logit
-    uint64_t               grammar_work_ = 0; // of this text, in nanoseconds
+    bool                   greedy_;         // every token is the one with the largest logit
+    GrammarBudget          grammar_budget_; // of this text
 };
 
 // Returns llama.cpp's parameters for a SamplingConfig. Checks every value that llama.cpp would abort on or misread, and

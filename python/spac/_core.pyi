@@ -1344,6 +1344,10 @@ class ServerLoop:
         chat_template: str = "",
         slot_folder: str = "",
         projector: str = "",
+        reasons: bool = True,
+        reasoning_budget: int = -1,
+        prefills: bool = True,
+        template_variables: Mapping[str, str] = {},
         **keywords: Any,
     ) -> None:
         """Start the loop on a thread of its own; `keywords` are those of a Session.

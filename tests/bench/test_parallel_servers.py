@@ -13,7 +13,14 @@ from spac.errors import InputError
 
 def test_clients_of_a_server() -> None:
     args = Namespace(
-        target=demo.TARGET, systems=["simulated"], requests=2, words=10, tokens=6, rounds=1, threads=1
+        target=demo.TARGET,
+        systems=["simulated"],
+        requests=2,
+        words=10,
+        tokens=6,
+        rounds=1,
+        threads=1,
+        draft=None,
     )
     [found] = measured(2, args)
     figures = found["simulated"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from spac.engine import Engine
+from spac.engine.server_loop import LoopOptions
 from spac.errors import SpacError
 from tests.conftest import TinyModel
 from tests.engine.test_batch import config
@@ -83,3 +85,35 @@ def test_several_sequences(tiny_model: TinyModel, tmp_path: Path) -> None:
             with pytest.raises(SpacError, match="no finite numbers"):
                 answers(engine, [OVERFLOWS])
             assert answers(engine, PROMPTS) == fresh
+
+
+@pytest.mark.parametrize("write", [dense, delta_rule, a_state])
+def test_the_loop_of_llama_cpp(
+    tiny_model: TinyModel, tmp_path: Path, write: Callable[[TinyModel, Path], Path]
+) -> None:
+    """An answer that overflows is an error, and what slots hold of other prompts stays right."""
+    path = overflowing(write(tiny_model, tmp_path))
+    opened = config(
+        path, device="cpu", ctx=256, parallel=4, flash_attn="off", cache_ram=0, deterministic=False
+    )
+    fresh = []
+    for prompt in PROMPTS:
+        with Engine(opened, serves=LoopOptions("demo")) as engine:
+            fresh.append(loop_answer(engine, 0, prompt))
+    with Engine(opened, serves=LoopOptions("demo")) as engine:
+        for prompt in PROMPTS:
+            loop_answer(engine, 1, prompt)
+            error = loop_answer(engine, 0, OVERFLOWS)["error"]
+            assert error["message"] == "the model's logits are no finite numbers"
+            assert loop_answer(engine, 1, prompt) == loop_answer(engine, 0, prompt) == fresh[0]
+            fresh.append(fresh.pop(0))
+
+
+def loop_answer(engine: Engine, slot: int, prompt: list[int]) -> Any:
+    assert engine.loop is not None
+    body = {"prompt": prompt, "n_predict": 6, "id_slot": slot, "return_tokens": True}
+    answer = engine.loop.begin("completion", json.dumps(body).encode())
+    answer.run()
+    said = json.loads(answer.body)
+    answer.close()
+    return said.get("tokens", said)

@@ -16,7 +16,6 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
-from spac.serve.app import main
 from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import KEY, Server, wait_until
 from tools.models import FAMILIES, write_model
@@ -142,9 +141,60 @@ def test_what_the_loop_does_not_have_is_refused(options: dict, what: str) -> Non
         check_loop(config(**options))
 
 
-def test_options_of_the_chat_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--loop", "llama.cpp", "--port", "0", "--reasoning", "off"]) == 2
-    assert "--chat-template" in capsys.readouterr().err
+def test_options_of_the_chat_hold() -> None:
+    template = "{{ greeting }}{{ messages[0].content }}{% if not enable_thinking %}N{% endif %}"
+    options = LoopOptions("demo", template=template, reasons=False, variables={"greeting": "hello "})
+    with Engine(config(), serves=options) as engine:
+        body = json.dumps({"messages": [{"role": "user", "content": "you"}]})
+        assert json.loads(asked(engine, "apply-template", body))["prompt"] == "hello youN"
+
+
+def asked(engine: Engine, route: str, body: str) -> bytes:
+    assert engine.loop is not None
+    answer = engine.loop.begin(route, body.encode())
+    answer.run()
+    said = answer.body
+    answer.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x", "chat_parser": "[" * 60_000},
+        {"prompt": "x", "chat_format": 99},
+        {"prompt": "x", "grammar": "root ::= " + "(" * 60_000},
+        {"prompt": "x", "json_schema": {"type": "array", "minItems": 5, "maxItems": 2}},
+        {"prompt": [[-7]]},
+        {"prompt": "x", "grammar_lazy": True, "grammar_triggers": [{"type": 9, "value": "("}]},
+        {"prompt": "x", "n": 100},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_request_ends_itself_alone(one: Engine, body: dict) -> None:
+    assert "error" in json.loads(asked(one, "completion", json.dumps({"n_predict": 2, **body})))
+    assert json.loads(asked(one, "completion", '{"prompt": "x", "n_predict": 2}'))["tokens_predicted"] == 2
+
+
+def test_what_would_take_all_memory_or_all_of_a_stack_is_answered(one: Engine) -> None:
+    for body in (
+        {
+            "repeat_last_n": 2**31 - 1,
+            "repeat_penalty": 1.1,
+            "dry_penalty_last_n": 2**31 - 1,
+            "dry_multiplier": 1,
+        },
+        {"backend_sampling": True},
+        {"generation_prompt": "[" * 60_000},
+    ):
+        answer = json.loads(asked(one, "completion", json.dumps({"prompt": "x", "n_predict": 2, **body})))
+        assert answer["tokens_predicted"] == 2, answer
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Engine]:
+    with Engine(config(parallel=1), serves=LoopOptions("demo")) as engine:
+        yield engine
 
 
 def test_a_window_needs_a_whole_memory(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from spac import _core
 from spac.chat.messages import folded, split_begun, text_of
-from spac.config.schema_limits import MAX_VALUES, check_schema
+from spac.config.schema_limits import check_schemas
 from spac.errors import InputError, one_line
 from spac.model.c_api import Model
 
@@ -138,7 +138,7 @@ class ChatFormat:
         }
         if tools:
             request["tools"] = list(tools)
-        _check_schemas([*(_parameters(tool) for tool in tools), json_schema])
+        check_schemas([*(_parameters(tool) for tool in tools), json_schema])
         if json_schema is not None:
             request["json_schema"] = json_schema
         if variables:
@@ -274,16 +274,6 @@ def _read(prompt: _core.ChatPrompt, text: str, *, is_partial: bool) -> dict[str,
 def _parameters(tool: Mapping[str, Any]) -> Any:
     function = tool.get("function")
     return function.get("parameters") if isinstance(function, Mapping) else None
-
-
-def _check_schemas(schemas: Sequence[Any]) -> None:
-    """Raise InputError if the schemas of the tools and of the answer exceed a limit."""
-    try:
-        n_values = sum(check_schema(each) for each in schemas if isinstance(each, Mapping))
-    except (InputError, RecursionError) as error:
-        raise InputError(f"a JSON schema cannot be used: {error}") from None
-    if n_values > MAX_VALUES:
-        raise InputError(f"the JSON schemas of the tools exceed the limit of {MAX_VALUES:,} values together")
 
 
 def _cause(error: InputError) -> str:

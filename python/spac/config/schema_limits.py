@@ -54,6 +54,16 @@ def check_schema(schema: Mapping[str, Any]) -> int:
     return n_values
 
 
+def check_schemas(schemas: Sequence[Any]) -> None:
+    """Raise InputError if the schemas of a request's tools and of its answer exceed a limit."""
+    try:
+        n_values = sum(check_schema(each) for each in schemas if isinstance(each, Mapping))
+    except (InputError, RecursionError) as error:
+        raise InputError(f"a JSON schema cannot be used: {error}") from None
+    if n_values > MAX_VALUES:
+        raise InputError(f"the JSON schemas of the tools exceed the limit of {MAX_VALUES:,} values together")
+
+
 def _limit(most: int, what: str) -> InputError:
     return InputError(f"the schema exceeds the limit of {most:,} {what}")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
@@ -24,10 +25,18 @@ class LoopOptions:
 
     name: str
     """The model's name in answers."""
-    template: str = ""
-    """Jinja source in place of the model's template."""
     slot_folder: str = ""
     """The folder of saved slots; "" for none."""
+    template: str = ""
+    """Jinja source in place of the model's template."""
+    reasons: bool = True
+    """False if chat templates are told not to let the model reason."""
+    reasoning_budget: int = -1
+    """The largest number of reasoning tokens; -1 for no limit."""
+    prefills: bool = True
+    """True if an assistant's message at the end is the beginning of the answer."""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """The template's variables, by name."""
 
 
 def check_loop(config: EngineConfig) -> None:
@@ -99,6 +108,9 @@ def open_loop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
         trace=trace, owner=pair, chat_template=options.template, slot_folder=options.slot_folder,
+        reasons=options.reasons, reasoning_budget=options.reasoning_budget,
+        template_variables={name: json.dumps(value) for name, value in options.variables.items()},
+        prefills=options.prefills,
         projector="" if config.mmproj is None else str(config.mmproj),
         draft_types=list(config.draft_types), draft_max=config.longest_draft, draft_min=config.draft_min,
         p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),

@@ -8,7 +8,6 @@ import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from spac.chat.arguments import (
     add_prefill_option,
     read_chat_options,
 )
-from spac.chat.options import DEFAULTS as CHAT_DEFAULTS
 from spac.chat.options import ChatOptions
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_config, add_engine, number, read_config
@@ -243,12 +241,10 @@ def _ready_loop(
     missing = [each for each in ("record", "embeddings", "strict_model") if getattr(options, each)]
     if missing:
         raise InputError(f"--{missing[0].replace('_', '-')}: --loop llama.cpp does not have it yet")
-    if replace(chat, template=None) != CHAT_DEFAULTS:
-        raise InputError(
-            "--loop llama.cpp has --chat-template and --chat-template-file of the chat's options"
-        )
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
-    loop = LoopOptions(name, chat.template or "", folder)
+    loop = LoopOptions(
+        name, folder, chat.template or "", chat.reasoning, chat.reasoning_budget, chat.prefill, chat.variables
+    )
     engine = stack.enter_context(Engine(config, progress=None, serves=loop))
     for note in engine.notes:
         talk.note(note)

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from spac.serve.admin import VRAM, change_memory
 from spac.serve.checks import parsed
 from spac.serve.doors import refusal_body
+from spac.serve.loop_checks import check
 from spac.serve.middleware import ALIASES, POLLED, Receive, Send, read_body
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_queue import Full, full
@@ -130,6 +131,8 @@ class LoopApp:
         if route is None:
             known = path in READS or path in ANSWERS or path in TOOLS or path == VRAM
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
+        if path in ANSWERS:
+            await run_in_threadpool(check, body, self._engine.target.pointer)
         request = LoopRequest()
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))

@@ -1,0 +1,44 @@
+"""Checks of requests that llama.cpp's handlers do not make: the limits of schemas and grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spac import _core
+from spac.config.schema_limits import check_schemas
+from spac.serve.checks import parsed
+
+
+def check(body: bytes, model: int) -> None:
+    """Raise Refusal or InputError for a request's body that is no object, or that exceeds a limit.
+
+    `model` is the address of the target's llama_model.
+    """
+    request = parsed(body)
+    if isinstance(grammar := request.get("grammar"), str):
+        _core.check_grammar(model, grammar)
+    check_schemas(list(_schemas(request)))
+
+
+def _schemas(request: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the JSON schemas of a request in any of the interfaces."""
+    yield request.get("json_schema")
+    form = _at(request, "response_format")
+    yield form.get("schema")
+    yield form.get("json_schema")
+    yield _at(form, "json_schema").get("schema")
+    for name in ("text", "output_config"):  # of Responses, and of Anthropic's messages
+        yield _at(_at(request, name), "format").get("schema")
+    tools = request.get("tools")
+    for tool in tools if isinstance(tools, list) else []:
+        if isinstance(tool, Mapping):
+            yield _at(tool, "function").get("parameters")
+            yield tool.get("parameters")
+            yield tool.get("input_schema")
+
+
+def _at(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a member that is an object; an empty one for anything else."""
+    found = value.get(name)
+    return found if isinstance(found, Mapping) else {}
