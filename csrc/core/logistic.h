@@ -1,15 +1,14 @@
 // One step of the scheduler that predicts the next step's experts by online logistic regression. It learns, predicts
-// and plans for all experts of a model. The reference is python/spac/scheduler/logistic.py, in numpy, with the
-// equations. Python calls this one because of the caches: after a verification, they hold nothing of the interpreter.
-// Then the reference's thirty small numpy operations take several times as long as in a loop of their own.
+// and plans for all experts of a model. python/spac/scheduler/logistic.py has the equations. The step is in C++ because
+// of the caches: after a verification, they hold nothing of the interpreter. Then thirty small numpy operations take
+// several times as long as in a loop of their own. The reference in numpy is tests/scheduler/reference_logistic.py.
 #pragma once
 
 #include <cstdint>
 
 namespace spac {
 
-// Tables of which experts follow the late layers' experts of a token. The reference, with the equations, is
-// python/spac/scheduler/transitions.py, in numpy. These are pointers to the state,
+// Tables of which experts follow the late layers' experts of a token. These are pointers to the state,
 // which belongs to the caller. The arrays are in C order. L: layers, N: experts, S: sources.
 struct Transitions {
     int n_layer, n_expert, n_source;

@@ -1505,7 +1505,7 @@ class Logistic:
         without the slots of whole layers; uint8 [L] whole; int32 [S] source; float32 [S, N, L, N] table;
         float32 [S, N] seen; uint8 [S, N] marked. `kept` has the factors by which a token decays the features
         recent, near and far. `tables` has the part of the tables' counts that a step leaves, K, the steps of
-        the first popularity and ε (python/spac/scheduler/transitions.py).
+        the first popularity and ε (python/spac/scheduler/logistic.py).
         """
     def step(
         self,

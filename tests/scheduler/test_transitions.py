@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from bench.schedulers.trace import Trace
 from spac import scheduler
-from spac.scheduler import Event, transitions
-from spac.scheduler.logistic import LogisticScheduler
+from spac.scheduler import Event, logistic
+from spac.scheduler.logistic import FLOOR, KEPT, SHRINK, LogisticScheduler, source_layers
 from spac.scheduler.replay import replay
-from spac.scheduler.transitions import FLOOR, KEPT, SHRINK, Transitions
-from tests.scheduler.test_logistic import Reference, views
+from tests.scheduler.reference_logistic import Reference, Transitions
+from tests.scheduler.test_logistic import views
 from tests.scheduler.views import make_view, models
 
 
@@ -80,9 +80,9 @@ def test_an_unknown_token_foretells_nothing():
 
 def test_large_models_have_fewer_sources(monkeypatch):
     exists = np.ones((6, 8), np.bool_)
-    monkeypatch.setattr(transitions, "MOST_BYTES", 2 * 4 * 8 * 6 * 8)
-    assert Transitions(exists).source.tolist() == [5, 4]
-    monkeypatch.setattr(transitions, "MOST_BYTES", 0)
+    monkeypatch.setattr(logistic, "MOST_BYTES", 2 * 4 * 8 * 6 * 8)
+    assert source_layers(*exists.shape).tolist() == [5, 4]
+    monkeypatch.setattr(logistic, "MOST_BYTES", 0)
     subjects = [LogisticScheduler(), Reference()]
     for view in [make_view([8] * 6, [9]), *views(([8] * 6, [0] * 6, [9]), 0, 4)]:
         for subject in subjects:

@@ -18,6 +18,7 @@ from spac.engine import Engine
 from spac.scheduler import Event, Plan, Scheduler, View, whole_layers
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
+from tests.scheduler.reference_logistic import Reference
 from tests.scheduler.views import make_view, models
 
 N_LAYER, N_EXPERT, N_USED = 8, 16, 2
@@ -30,12 +31,6 @@ EXPERT = ExpertCosts(
     upload_s=40e-6,
     upload_busy_s=50e-6,
 )
-
-
-class ReferenceLogistic(LogisticScheduler):
-    """The scheduler computed in numpy alone."""
-
-    allow_fast = False
 
 
 class MoeSpac(MoeSpacScheduler):
@@ -52,7 +47,7 @@ class MoeSpac(MoeSpacScheduler):
         return plan
 
 
-KINDS = [LogisticScheduler, MoeSpac, ReferenceLogistic]
+KINDS = [LogisticScheduler, MoeSpac, Reference]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ whose last r were drafted and rejected, expert e has the features x_e:
     rejected  1 if that was a rejected token (i > n - r)
     popular   log odds of its long-run share of the steps
     last, before_last, fourth_last, eighth_last
-              the lift over that share after the last accepted token's experts in these layers (`transitions`)
+              the lift over that share after the last accepted token's experts in these layers
 
 The next step uses the expert with the probability p_e = 1 / (1 + exp(-(w · x_e + b))). When that step is
 known, y_e = 1 for the experts that it used. The gradient of the mean log loss is g = Σ_e (p_e - y_e) (x_e, 1)
@@ -29,7 +29,21 @@ show more than the early ones. Both features are 0 where routes are not known, f
 recorded without routes.
 
 The lifts are what the last token says about the next one, and most of the prediction where a step has one
-token. Their tables learn from a step after the weights have.
+token. The last layers of a token have settled what the next token is. So their experts tell which experts all
+layers will want. For a source layer s and each of its experts a, a table keeps the share T_s[a, l, b] of the
+steps after a token with expert a that used expert b of layer l. An older step counts less: every step leaves
+`KEPT` of the counts n. The estimate for the next step averages over the experts A of the last accepted token.
+Each is shrunk toward the popularity P of expert b as far as it was rarely seen:
+
+    q_s = Σ_{a in A} (n_a · T_s[a] + K · P) / (n_a + K) / |A|
+
+The popularity averages the same steps with the same weights. With another memory, a lift would tell how the
+text has changed, and not what the last token means.
+
+    popular = log o(P),   lift_s = log (o(q_s) / o(P)),   o(x) = (x + ε) / (1 - x + ε)
+
+The weights learn from a step before the tables do. So a weight is never fitted to a table that knows the
+answer. csrc/core/logistic.cpp and transitions.cpp compute all this; tests compare them with numpy.
 
 Every pool keeps its most probable experts. The scheduler adds a margin to the probability of a resident
 expert, so that no copy is made for a smaller gain. The margin follows from what a copy costs (`price`), or is
@@ -40,121 +54,74 @@ whole (`whole_layers`) stand above all others.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.ewma import best_per_pool
+from spac.machine.arrays import Float64Array, Int32Array
+from spac.scheduler.base import LEAST, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.options import LogisticOptions
 from spac.scheduler.price import CopyPrice
-from spac.scheduler.transitions import FIRST_STEPS, FLOOR, KEPT, OTHER_TEXTS, SHRINK, Transitions
 from spac.scheduler.whole_layers import WholeLayers
 
 if TYPE_CHECKING:
     from spac import _core
 
 
-FEATURES = ("count", "recent", "near", "far", "position", "rejected", "popular", "last", "before_last",
-            "fourth_last", "eighth_last")  # fmt: skip
-_START = np.array([0.3, 0.6, 1.2, 0.3, 0.3, 1.0, 0.5, 0.55, 0.55, 0.55, 0.55, -2.0])  # weights, bias
-_COUNTED = 6  # features before those of `transitions`
-_RECENT, _NEAR, _FAR = 0.9, 0.95, 0.99  # memories of about 10, 20 and 100 tokens
-_RATE = 0.1  # η; hits hardly depend on it between 0.05 and 0.3
+START = np.array([0.3, 0.6, 1.2, 0.3, 0.3, 1.0, 0.5, 0.55, 0.55, 0.55, 0.55, -2.0])
+"""The first weights of the features in their order above, then the bias."""
+RECENT, NEAR, FAR = 0.9, 0.95, 0.99  # memories of about 10, 20 and 100 tokens
+RATE = 0.1  # η; hits hardly depend on it between 0.05 and 0.3
 _SQUARES = 1e-4  # G at first; it bounds the first moves
-_SQUARES_KEPT = 0.98  # the part of G that is left after a step; about 50 steps count
-_MOST = 20.0  # largest absolute value of a weight; p is as good as certain there
-_ABOVE = 2 * UNIT  # addition to the priority of experts of whole layers; others are below (1 + margin) units
+SQUARES_KEPT = 0.98  # the part of G that is left after a step; about 50 steps count
+MOST = 20.0  # largest absolute value of a weight; p is as good as certain there
+BEHIND = (1, 2, 4, 8)
+"""The source layers, counted from the end of the model."""
+MOST_BYTES = 64 << 20
+"""The most bytes of all tables. Models with very many experts have fewer sources. States hold the tables."""
+KEPT = 1 - 1 / 200
+"""The part of the tables' counts that a step leaves: about as many steps as an answer has tokens count."""
+SHRINK = 5.0
+"""K, in steps."""
+FIRST_STEPS = 20.0
+"""The steps that the first guess of the popularity counts for. It is the same for all experts."""
+OTHER_TEXTS = 3.0
+"""The most steps that a row of the tables counts for when another text begins (bench/results/kept-state.txt).
+
+With all their steps, tables of other texts held the hits of a new one below those of a cold start.
+"""
+FLOOR = 1e-3
+"""ε: shares below it are as good as 0."""
 
 
-class Predictor:
-    """The regression. It turns observations of a step into probabilities for the next one."""
-
-    def __init__(self, exists: BoolArray) -> None:
-        """Start with the initial weights. exists: bool [L, N], False for padding, which teaches nothing."""
-        self._exists = exists
-        self._real = max(1, int(exists.sum()))
-        self.weights = _START.copy()
-        """The weights w in the order of FEATURES, then b; float64 [12]."""
-        self.squares: Float64Array = np.full(len(_START), _SQUARES)
-        """G, float64 [12]."""
-        self.features: Float64Array = np.zeros((len(FEATURES), *exists.shape))
-        """x of the last step, float64 [11, L, N]."""
-        self.probability: Float64Array = np.zeros(exists.shape)
-        """p for the next step, float64 [L, N]; 0 in the padding, and everywhere before the first step."""
-        self.transitions = Transitions(exists)
-        """The tables behind the last five features."""
-
-    @property
-    def arrays(self) -> StateArrays:
-        """The learned arrays by name, not copied."""
-        return {
-            "weights": self.weights,
-            "squares": self.squares,
-            "features": self.features,
-            "probability": self.probability,
-            **self.transitions.arrays,
-        }
-
-    def restore(self, state: StateArrays) -> None:
-        """Continue from copies of the same arrays, clipped to their valid ranges."""
-        bounds = {
-            "weights": (-_MOST, _MOST), "squares": (LEAST, 1e12), "features": (-_MOST, _MOST),
-            "seen": (0.0, 1 / (1 - KEPT)), "popularity_steps": (0.0, 1 / (1 - KEPT)),
-        }  # fmt: skip
-        for name, array in self.arrays.items():
-            np.clip(np.nan_to_num(state[name]), *bounds.get(name, (0, 1)), out=array)
-
-    def observe(
-        self, demand: Int32Array, n_verified: int, n_rejected: int, routes: Int32Array | None
-    ) -> None:
-        """Learn from a step, and predict the next one.
-
-        demand: int32 [L, N]. n_verified: the tokens of the step, at least 1; the last n_rejected of them were
-        rejected. routes: int32 [L, T, U], see `View.routes`.
-        """
-        used = demand > 0
-        if self.probability.any():
-            self._learn(used)
-        self.transitions.learn(used)
-        count, recent, near, far, position, rejected = self.features[:_COUNTED]
-        np.sqrt(demand / n_verified, out=count)
-        np.minimum(count, 1.0, out=count)
-        recent *= _RECENT**n_verified
-        recent[used] = 1.0
-        near += (1 - _NEAR**n_verified) * (count - near)
-        far += (1 - _FAR**n_verified) * (count - far)
-        for faded in (recent, near, far):
-            faded[faded < LEAST] = 0.0
-        position[:] = rejected[:] = 0.0
-        if routes is not None and routes.size:
-            _last_position(position, routes)
-            np.greater(position, 1 - (n_rejected - 0.5) / routes.shape[1], out=rejected)
-        known = routes is not None or n_verified == 1
-        self.transitions.mark(demand, routes, n_verified - n_rejected - 1 if known else -1)
-        self.transitions.write(self.features[_COUNTED:])
-        logit = np.tensordot(self.weights[:-1], self.features, 1) + self.weights[-1]
-        np.divide(self._exists, 1 + np.exp(-logit), out=self.probability)
-
-    def _learn(self, used: BoolArray) -> None:
-        error = (self.probability - used) * self._exists
-        gradient = np.append(np.tensordot(self.features, error, 2), error.sum()) / self._real
-        self.squares *= _SQUARES_KEPT
-        self.squares += gradient * gradient
-        np.maximum(self.squares, LEAST, out=self.squares)  # a feature may stay silent
-        self.weights -= _RATE * gradient / np.sqrt(self.squares)
-        np.clip(self.weights, -_MOST, _MOST, out=self.weights)
+def source_layers(n_layer: int, n_expert: int) -> Int32Array:
+    """Return the source layers that have tables, int32 [S], with S from 0 to 4."""
+    fit = MOST_BYTES // max(1, 4 * n_expert * n_layer * n_expert)
+    return np.array([n_layer - back for back in BEHIND if back <= n_layer][:fit], np.int32)
 
 
-def _last_position(position: Float64Array, routes: Int32Array) -> None:
-    """Write the position, from 1/T to 1, of the last of the T tokens routed to each expert."""
-    n_token = routes.shape[1]
-    for token in range(n_token):
-        layer, place = np.nonzero(routes[:, token] >= 0)
-        position[layer, routes[layer, token, place]] = (token + 1) / n_token
+def untaught(n_layer: int, n_expert: int) -> StateArrays:
+    """Return the arrays that the scheduler learns, as they are at first."""
+    n_source, shape = len(source_layers(n_layer, n_expert)), (n_layer, n_expert)
+    return {
+        "weights": START.copy(),  # w, then b
+        "squares": np.full(len(START), _SQUARES),  # G
+        "features": np.zeros((len(START) - 1, *shape)),  # x of the last step
+        # p for the next step; 0 in the padding, and everywhere before the first step
+        "probability": np.zeros(shape),
+        "table": np.zeros((n_source, n_expert, *shape), np.float32),  # T
+        "seen": np.zeros((n_source, n_expert), np.float32),  # n, the decayed counts of steps by expert
+        "marked": np.zeros((n_source, n_expert), np.uint8),  # A: 1 for the last accepted token's experts
+        "popularity": np.zeros(shape),  # P
+        "popularity_steps": np.zeros(1),  # the decayed count of the steps that P averages
+    }
+
+
+_BOUNDS = {
+    "weights": (-MOST, MOST), "squares": (LEAST, 1e12), "features": (-MOST, MOST),
+    "seen": (0.0, 1 / (1 - KEPT)), "popularity_steps": (0.0, 1 / (1 - KEPT)),
+}  # fmt: skip
+"""The valid ranges of learned arrays; those of the others are 0 to 1."""
 
 
 class LogisticScheduler(Scheduler):
@@ -163,8 +130,6 @@ class LogisticScheduler(Scheduler):
     name = "logistic"
     wants_routes = True
     sees_prompts = True
-    allow_fast: ClassVar[bool] = True
-    """False: use numpy throughout, for comparisons."""
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of LogisticOptions. Raise InputError for invalid ones."""
@@ -179,14 +144,14 @@ class LogisticScheduler(Scheduler):
     @property
     def probability(self) -> Float64Array:
         """The probability that the next step uses an expert, float64 [L, N]."""
-        return self._predictor.probability
+        return self._learned["probability"]
 
     def on(self, event: Event, view: View) -> Plan | None:
         """Learn from the step at VERIFY_END, and return the plan of the most probable experts."""
         if event == Event.START:
-            self._predictor = Predictor(view.exists)
+            self._learned = untaught(view.n_layer, view.n_expert)
             self._whole, self._last = WholeLayers(view), None
-            self._fast = self._make_fast(view) if self.allow_fast else None
+            self._native = self._make_native(view)
             return Plan.nothing(view.n_layer, view.n_expert)
         if view.n_verified == 0 or not view.demand.any():
             return None
@@ -198,28 +163,18 @@ class LogisticScheduler(Scheduler):
         return plan
 
     def _step(self, view: View, n_rejected: int) -> Plan:
-        if self._fast is not None:
-            step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected)
-            return Plan(*self._fast.step(*step, self.margin, self._price.hold))
-        self._predictor.observe(view.demand, view.n_verified, n_rejected, view.routes)
-        hold, near = self._price.hold, self._predictor.features[FEATURES.index("near")]
-        worth = self.probability + hold * near + self.margin * (view.slot_of >= 0)
-        priority = np.rint(worth * (1 / (1 + hold)) * UNIT).astype(np.int32)
-        whole = self._whole.whole > 0
-        others = np.where(whole[:, None], np.int32(-1), priority)
-        threshold = best_per_pool(others, replace(view, pool_slots=self._whole.slots_left))
-        threshold[whole] = _ABOVE
-        priority[whole[:, None] & view.exists] += _ABOVE
-        return Plan(priority, threshold)
+        step = (view.demand, view.slot_of, view.routes, view.n_verified, n_rejected)
+        return Plan(*self._native.step(*step, self.margin, self._price.hold))
 
     def state(self) -> StateArrays:
         """Return copies of the learned arrays."""
-        learned = {name: array.copy() for name, array in self._predictor.arrays.items()} | self._price.state()
+        learned = {name: array.copy() for name, array in self._learned.items()} | self._price.state()
         return learned | self._whole.state() if self._makes_whole else learned
 
     def restore(self, state: StateArrays) -> None:
-        """Continue from the result of `state`."""
-        self._predictor.restore(state)
+        """Continue from the result of `state`, clipped to its valid ranges."""
+        for name, array in self._learned.items():
+            np.clip(np.nan_to_num(state[name]), *_BOUNDS.get(name, (0, 1)), out=array)
         self._price.restore(state)
         if self._makes_whole:
             self._whole.restore(state)
@@ -234,19 +189,19 @@ class LogisticScheduler(Scheduler):
             "popularity_steps": np.minimum(steps, FIRST_STEPS),
         }  # fmt: skip
 
-    def _make_fast(self, view: View) -> _core.Logistic:
-        """Return the C++ implementation (csrc/core/logistic.h) on the same arrays."""
-        arrays: dict[str, npt.NDArray[Any]] = {
-            **self._predictor.arrays,
-            "source": self._predictor.transitions.source,
+    def _make_native(self, view: View) -> _core.Logistic:
+        """Return the C++ implementation of a step (csrc/core/logistic.h) on the same arrays."""
+        from spac import _core  # imported here because options are read before the library is loaded
+
+        arrays = {
+            **self._learned,
+            "source": source_layers(view.n_layer, view.n_expert),
             "exists": view.exists.view(np.uint8),
             "pool": np.array([layer.pool for layer in view.layers], np.int32),
             "pool_slots": self._whole.slots_left,
             "whole": self._whole.whole,
         }
-        from spac import _core  # imported here because options are read before the library is loaded
-
         return _core.Logistic(
-            arrays, _RATE, (_RECENT, _NEAR, _FAR), _SQUARES_KEPT, LEAST, _MOST,
+            arrays, RATE, (RECENT, NEAR, FAR), SQUARES_KEPT, LEAST, MOST,
             (KEPT, SHRINK, FIRST_STEPS, FLOOR),
         )  # fmt: skip
