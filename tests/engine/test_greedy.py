@@ -12,7 +12,7 @@ import pytest
 
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.scheduler import make
+from spac.scheduler import Event, Plan, Scheduler, View
 from spac.stats import RunStats
 from tests.engine.replay import Recording, replay
 from tools.compare import Settings
@@ -105,10 +105,22 @@ def test_without_speculation_text_parts_only_at_ties(name, tiny_model, reference
         assert 0 <= replay(job, SETTINGS, reference_lib, tmp_path)["gaps"][0] <= MARGIN[name]
 
 
+class Two(Scheduler):
+    """Keeps two experts."""
+
+    name = "two"
+    events = frozenset({Event.START})
+
+    def on(self, event: Event, view: View) -> Plan:
+        plan = Plan.nothing(view.n_layer, view.n_expert)
+        plan.priority[[1, 2], [4, 0]] = 1
+        return plan
+
+
 def test_a_scheduler_of_ones_own(tiny_model):
     """A scheduler may be an object in place of a name, as an application would pass it."""
     target = tiny_model("qwen3moe")
     by_name, _, _ = record(config(target, slots=5, scheduler="static"), 8)
-    own, _, stats = record(config(target, slots=5, scheduler=make("static", experts=[(1, 4), (2, 0)])), 8)
+    own, _, stats = record(config(target, slots=5, scheduler=Two()), 8)
     assert own == by_name
     assert stats.slots_resident == 2

@@ -14,8 +14,8 @@ from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import in_use
 from spac.run import main
-from spac.scheduler.lookahead_buffer import Fidelity
 from spac.stats.recording import Recorder
+from tests.scheduler.fidelity import Fidelity
 
 N_LAYER = 5
 

@@ -15,9 +15,9 @@ from spac.errors import InputError
 from spac.run import main
 from spac.scheduler import Event, Plan, Scheduler, make
 from spac.scheduler.demand import Demand
-from spac.scheduler.lookahead_buffer import Fidelity
 from spac.scheduler.replay import replay
 from spac.scheduler.sp_moe import SpMoeScheduler
+from tests.scheduler.fidelity import Fidelity
 from tools.models.variants import dense_sibling
 from tools.self_draft import quantize
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac import _core, scheduler
-from spac.errors import InputError
 from spac.scheduler import Event, Layer
 from spac.scheduler.belady import clairvoyant
-from spac.scheduler.lookahead_buffer import Fidelity, LookaheadBuffer, predicted_uses
+from spac.scheduler.lookahead_buffer import predicted_uses, window_misses
 from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.scheduler.replay import Demand, replay
+from tests.scheduler.fidelity import Fidelity
 from tests.scheduler.views import make_view, models
 
 
@@ -149,31 +149,12 @@ def test_windows_count_distinct_absent_experts(decoding):
     routes, n_expert, _, _ = decoding
     ids = routes[0]
     resident = np.random.default_rng(len(ids)).random((len(ids), n_expert)) < 0.3
-    windows = LookaheadBuffer(ids, np.zeros(ids.shape, np.float32)).misses(resident)
+    windows = window_misses(ids, resident)
     wanted = [
         np.count_nonzero((predicted_uses(ids[:, : n + 1], n_expert) > 0) & ~resident)
         for n in range(ids.shape[1])
     ]
     assert windows.tolist() == wanted
-
-
-@pytest.mark.parametrize("confidence", [True, False])
-def test_a_prediction_counts_as_its_confidence_deserves(confidence):
-    """Expert 1 is predicted with little confidence by two tokens, and never used. Expert 2 always is."""
-    subject = MoeSpeqScheduler(confidence=confidence)
-    view = make_view([4], [1])
-    subject.on(Event.START, view)
-    routes = np.array([[[2, 1], [3, 1]]], np.int32)
-    shares = np.array([[[0.9, 0.1], [0.9, 0.1]]], np.float32)
-    shown = replace(view, draft_routes=routes, draft_shares=shares)
-    for _ in range(40):
-        subject.on(Event.DRAFT_END, shown)
-        subject.on(Event.VERIFY_END, replace(view, demand=np.array([[0, 0, 2, 2]], np.int32), n_verified=2))
-    plan = subject.on(Event.DRAFT_END, shown)
-    assert np.flatnonzero(plan.wanted).tolist() == ([2, 3] if confidence else [1])
-    if confidence:
-        assert subject.chance[1] < 0.25
-        assert subject.chance[14] > 0.95
 
 
 def test_misses_of_the_window_are_those_at_the_drafts_end():
@@ -240,17 +221,6 @@ def test_routes_that_history_cannot_know_are_hit_by_foresight():
     assert slowly > 0.4, "of about 17 in a step 10 can be fetched"
 
 
-def test_fidelity_counts_tokens_and_steps():
-    predicted = np.array([[[[0, 1], [2, 3]]]], np.int32)
-    real = np.array([[[[1, 0], [2, 4], [5, 6]]]], np.int32)
-    fidelity = Fidelity.of(predicted, real)
-    assert fidelity.tokens == 2
-    assert [fidelity.same[0], fidelity.exact[0]] == [0.75, 0.5]
-    assert [fidelity.recall[0], fidelity.precision[0]] == [3 / 6, 3 / 4]
-    nothing = Fidelity.of(np.full((1, 1, 0, 0), -1, np.int32), real)
-    assert (nothing.tokens, nothing.recall[0]) == (0, 0)
-
-
 def test_what_was_learned_goes_on():
     view = make_view([5, 3], [4])
     subject, other = MoeSpeqScheduler(), MoeSpeqScheduler()
@@ -264,7 +234,12 @@ def test_what_was_learned_goes_on():
         np.testing.assert_array_equal(a.threshold, b.threshold)
 
 
-@pytest.mark.parametrize("options", [{"decay": 1.0}, {"decay": -0.1}, {"margin": 1.0}, {"window": 3}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(InputError, match=next(iter(options))):
-        scheduler.make("moe-speq", **options)
+def test_fidelity_counts_tokens_and_steps():
+    predicted = np.array([[[[0, 1], [2, 3]]]], np.int32)
+    real = np.array([[[[1, 0], [2, 4], [5, 6]]]], np.int32)
+    fidelity = Fidelity.of(predicted, real)
+    assert fidelity.tokens == 2
+    assert [fidelity.same[0], fidelity.exact[0]] == [0.75, 0.5]
+    assert [fidelity.recall[0], fidelity.precision[0]] == [3 / 6, 3 / 4]
+    nothing = Fidelity.of(np.full((1, 1, 0, 0), -1, np.int32), real)
+    assert (nothing.tokens, nothing.recall[0]) == (0, 0)

@@ -18,7 +18,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.scheduler import Event, share_slots
+from spac.scheduler import Event, moe_infinity, profiled, share_slots
 from spac.scheduler.adapmoe import divide, expected_loads
 from spac.scheduler.fate import Arc, shallow_shares
 from spac.scheduler.hybrimoe import transferred
@@ -175,9 +175,7 @@ def test_shallow_layers_are_kept_whole_where_the_others_still_have_what_a_token_
     assert shallow_shares(view, 2).tolist() == [8, 3, 3, 3], "two whole layers would leave one slot for two"
     assert shallow_shares(replace(view, pool_slots=np.array([20], np.int32)), 2).tolist() == [8, 8, 2, 2]
     assert shallow_shares(view, 0).sum() == 17
-    demand = local_demand(80)
-    subject = scheduler.make("fate:shallow=1")
-    result = replay(subject, demand, 24)
+    result = replay(scheduler.make("fate"), local_demand(80), 24)
     assert result.resident[1:, 0].all()
     assert (result.resident[-1].sum(axis=1) == [16, 4, 4]).all()
 
@@ -206,7 +204,7 @@ def test_the_schedule_ends_soonest_of_all_choices(experts, data):
 
 def test_scores_decay_and_the_lowest_goes():
     view = make_view([6], [2])
-    subject = scheduler.make("hybrimoe:alpha=0.5")
+    subject = scheduler.make("hybrimoe")
     subject.on(Event.START, view)
     plan = subject.on(Event.VERIFY_END, verified(view, [[3, 0, 2, 1, 0, 0]]))
     assert np.flatnonzero(plan.wanted[0]).tolist() == [0, 2]
@@ -221,9 +219,10 @@ def test_scores_decay_and_the_lowest_goes():
 # MoE-Infinity
 
 
-def test_the_nearest_earlier_text_foretells():
+def test_the_nearest_earlier_text_foretells(monkeypatch):
+    monkeypatch.setattr(moe_infinity, "RECORDS", 2)
     view = make_view([6, 6], [4])
-    subject = scheduler.make("moe-infinity:records=2")
+    subject = scheduler.make("moe-infinity")
     subject.on(Event.START, view)
     kinds = {1: [[3, 3, 0, 0, 0, 0], [0, 0, 3, 3, 0, 0]], 2: [[0, 0, 3, 3, 0, 0], [3, 3, 0, 0, 0, 0]]}
     for text, kind in kinds.items():
@@ -240,10 +239,11 @@ def test_the_nearest_earlier_text_foretells():
 # Profiled
 
 
-def test_the_set_is_that_of_the_most_used_experts_whenever_the_tokens_have_doubled():
+def test_the_set_is_that_of_the_most_used_experts_whenever_the_tokens_have_doubled(monkeypatch):
+    monkeypatch.setattr(profiled, "FIRST", 6)
     rng = np.random.default_rng(1)
     view = make_view([7, 5, 7], [3, 2], [0, 0, 1])
-    subject = scheduler.make("profiled:tokens=6")
+    subject = scheduler.make("profiled")
     plan = subject.on(Event.START, view)
     counts, chosen = np.zeros((3, 7), int), []
     for step in range(1, 17):
@@ -332,11 +332,7 @@ def test_an_engine_counts_texts_and_reports_layers(tiny_model):
     assert {n for *_, n in layers} == {1}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["adapmoe:accuracy=1", "fate:shallow=-1", "hybrimoe:alpha=2", "moe-infinity:records=0",
-     "profiled:tokens=0", "mixtral-offloading:size=4"],
-)  # fmt: skip
-def test_options_are_checked(text):
-    with pytest.raises(InputError, match=text.partition("=")[0].partition(":")[2]):
-        scheduler.make(text)
+@pytest.mark.parametrize("name", RIVALS)
+def test_rivals_have_no_options(name):
+    with pytest.raises(InputError, match="it has no options"):
+        scheduler.make(name, size=4)

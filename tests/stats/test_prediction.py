@@ -78,9 +78,8 @@ def test_against_the_definitions(demands, priorities, thresholds):
     [
         ("moe-spac", {}, {}),
         ("moe-spac", {"levels": 8, "balance": False}, {"levels": 8, "balance": False}),
-        ("ewma", {"decay": 0.5}, {"decay": 0.5}),
+        ("logistic", {"margin": 0.5}, {"margin": 0.5}),
         ("lru", {}, {}),
-        ("static", {"experts": ((0, 1),)}, {"experts": "((0, 1),)"}),
     ],
 )
 def test_options_that_are_no_defaults(name, options, known):

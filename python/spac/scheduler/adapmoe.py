@@ -7,15 +7,19 @@ AdapMoE's adaptive gating leaves out experts of small weight. That changes the t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.scheduler.base import View
 from spac.scheduler.mixtral_offloading import MixtralOffloadingScheduler
-from spac.scheduler.options import AdapMoeOptions
 
+_ACCURACY = 0.87
+"""The share of prefetched experts that are right, from the second layer on.
+
+The released code has a list of measured accuracies of 32 layers of one model. This is its mean without the
+first layer.
+"""
 _EVEN = 1e-9  # weight of a square of slots: of equally good divisions, the most even one is taken
 
 
@@ -63,17 +67,11 @@ class AdapMoeScheduler(MixtralOffloadingScheduler):
 
     Experts of the next layer are prefetched by that layer's router from the present layer's input. This is
     the mechanism's look-ahead by one layer. Nothing foretells the first layer, so its accuracy is 0, and it
-    gets more slots. The released code has a list of measured accuracies of 32 layers of one model.
-    `accuracy` is its mean without the first layer, for all layers but the first.
+    gets more slots.
     """
 
     name = "adapmoe"
     lookahead = 1
-
-    def __init__(self, **options: Any) -> None:
-        """Set the options, by the names of AdapMoeOptions. Raise InputError for invalid ones."""
-        super().__init__()
-        self._accuracy = AdapMoeOptions(**options).accuracy
 
     def _shares(self, view: View) -> Int32Array:
         shares = np.zeros(view.n_layer, np.int32)
@@ -81,9 +79,7 @@ class AdapMoeScheduler(MixtralOffloadingScheduler):
             members = [i for i, layer in enumerate(view.layers) if layer.pool == pool]
             layers = [view.layers[i] for i in members]
             loads = [
-                expected_loads(
-                    layer.n_expert, min(layer.n_used or 1, layer.n_expert), self._accuracy * (i > 0)
-                )
+                expected_loads(layer.n_expert, min(layer.n_used or 1, layer.n_expert), _ACCURACY * (i > 0))
                 for i, layer in zip(members, layers, strict=True)
             ]
             shares[members] = divide(loads, int(n_slots))

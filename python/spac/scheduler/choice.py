@@ -7,31 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from spac.errors import InputError
-from spac.scheduler.options import (
-    AdapMoeOptions,
-    EwmaOptions,
-    FateOptions,
-    HybriMoeOptions,
-    LogisticOptions,
-    LruOptions,
-    MixtralOffloadingOptions,
-    MoeInfinityOptions,
-    MoeSpacOptions,
-    MoeSpeqOptions,
-    NoneOptions,
-    Options,
-    ProfiledOptions,
-    SpMoeOptions,
-    StaticOptions,
-)
+from spac.scheduler.options import LogisticOptions, MoeSpacOptions, Options, SpMoeOptions
 
 OPTIONS: dict[str, type[Options]] = {
-    options.scheduler: options
-    for options in (
-        LruOptions, StaticOptions, NoneOptions, EwmaOptions, LogisticOptions, MoeSpacOptions, MoeSpeqOptions,
-        SpMoeOptions, MixtralOffloadingOptions, MoeInfinityOptions, AdapMoeOptions, FateOptions,
-        HybriMoeOptions, ProfiledOptions,
-    )
+    "lru": Options, "static": Options, "none": Options, "ewma": Options, "logistic": LogisticOptions,
+    "moe-spac": MoeSpacOptions, "moe-speq": Options, "sp-moe": SpMoeOptions, "mixtral-offloading": Options,
+    "moe-infinity": Options, "adapmoe": Options, "fate": Options, "hybrimoe": Options, "profiled": Options,
 }  # fmt: skip
 """The schedulers' options, by the schedulers' names."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.options import EwmaOptions
 
+_DECAY = 0.65  # the factor that a step applies to a score
 _ONE = 1 << 16  # priority of one activation per token in every step
 
 
@@ -23,9 +21,7 @@ class EwmaScheduler(Scheduler):
 
     name = "ewma"
 
-    def __init__(self, **options: Any) -> None:
-        """Set the options, by the names of EwmaOptions. Raise InputError for invalid ones."""
-        self._decay = EwmaOptions(**options).decay
+    def __init__(self) -> None:
         self._score: Float64Array = np.zeros((0, 0))
 
     def on(self, event: Event, view: View) -> Plan | None:
@@ -35,8 +31,8 @@ class EwmaScheduler(Scheduler):
             return Plan.nothing(view.n_layer, view.n_expert)
         if view.n_verified == 0:
             return None
-        self._score *= self._decay
-        self._score += view.demand * ((1 - self._decay) / view.n_verified)
+        self._score *= _DECAY
+        self._score += view.demand * ((1 - _DECAY) / view.n_verified)
         priority = (self._score * _ONE).astype(np.int32)
         return Plan(priority, best_per_pool(priority, view))
 

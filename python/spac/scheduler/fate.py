@@ -3,20 +3,19 @@
 Fate foretells the next layer's experts by that layer's router from the present layer's input, which is the
 mechanism's look-ahead by one layer. Such guesses are worst in the first layers, so its cache favours them.
 Replacement is ARC (Megiddo and Modha, FAST 2003). This follows the abstract and summaries of the paper; its
-code is not public. How many layers it favours is an option here. Its low-bit transfers change the text and
+code is not public. How many layers it favours is not known to us. Its low-bit transfers change the text and
 are left out.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from spac.machine.arrays import Int32Array
 from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View, share_slots
 from spac.scheduler.lru import best_per_layer
-from spac.scheduler.options import FateOptions
+
+_SHALLOW = 2  # first layers that are kept whole, where the slots allow
 
 
 class Arc:
@@ -107,14 +106,10 @@ class FateScheduler(Scheduler):
     name = "fate"
     lookahead = 1
 
-    def __init__(self, **options: Any) -> None:
-        """Set the options, by the names of FateOptions. Raise InputError for invalid ones."""
-        self._shallow = FateOptions(**options).shallow
-
     def on(self, event: Event, view: View) -> Plan | None:
         """Pass the step's uses to the caches at VERIFY_END, and return the plan of what they hold."""
         if event == Event.START:
-            self._sizes = shallow_shares(view, self._shallow)
+            self._sizes = shallow_shares(view, _SHALLOW)
             self._caches = [Arc(int(size)) for size in self._sizes]
             self._whole = (self._sizes == [layer.n_expert for layer in view.layers])[:, None] & view.exists
             return self._plan()

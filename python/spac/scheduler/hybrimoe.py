@@ -19,15 +19,15 @@ this is the mechanism's look-ahead by three layers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spac.costs import ExpertCosts
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.base import LEAST, Event, Plan, Scheduler, StateArrays, View, share_slots
 from spac.scheduler.lru import best_per_layer
-from spac.scheduler.options import HybriMoeOptions
+
+_ALPHA = 0.5
+"""α, the share of the newest step in a score, as in the released code."""
 
 
 def transferred(tokens: Int32Array, resident: BoolArray, costs: ExpertCosts) -> BoolArray:
@@ -56,9 +56,7 @@ class HybriMoeScheduler(Scheduler):
     name = "hybrimoe"
     lookahead = 3
 
-    def __init__(self, **options: Any) -> None:
-        """Set the options, by the names of HybriMoeOptions. Raise InputError for invalid ones."""
-        self._alpha = HybriMoeOptions(**options).alpha
+    def __init__(self) -> None:
         self._score: Float64Array = np.zeros((0, 0))
 
     def on(self, event: Event, view: View) -> Plan | None:
@@ -69,7 +67,7 @@ class HybriMoeScheduler(Scheduler):
             return Plan.nothing(view.n_layer, view.n_expert)
         if view.n_verified == 0 or not view.demand.any():
             return None
-        self._score += self._alpha * (view.demand / view.n_verified - self._score)
+        self._score += _ALPHA * (view.demand / view.n_verified - self._score)
         self._score[self._score < LEAST] = 0.0
         resident = view.slot_of >= 0
         return best_per_layer(

@@ -11,14 +11,14 @@ A share is of a layer's uses. The last factor is the layer's proximity: after a 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spac.machine.arrays import Float32Array, Int64Array
 from spac.scheduler.base import UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
-from spac.scheduler.options import MoeInfinityOptions
+
+RECORDS = 100
+"""The number of activation matrices of earlier texts that are kept."""
 
 
 class MoeInfinityScheduler(Scheduler):
@@ -36,17 +36,13 @@ class MoeInfinityScheduler(Scheduler):
     name = "moe-infinity"
     lookahead = 0
 
-    def __init__(self, **options: Any) -> None:
-        """Set the options, by the names of MoeInfinityOptions. Raise InputError for invalid ones."""
-        self._n_record = MoeInfinityOptions(**options).records
-
     def on(self, event: Event, view: View) -> Plan | None:
         """Count the step's uses at VERIFY_END, and return the plan of the experts that are foretold."""
         if event == Event.START:
             shape = (view.n_layer, view.n_expert)
             self._present: Float32Array = np.zeros(shape, np.float32)
-            self._records: Float32Array = np.zeros((self._n_record, *shape), np.float32)
-            self._nearest: Int64Array = np.zeros(self._n_record, np.int64)  # how often; 0: no record
+            self._records: Float32Array = np.zeros((RECORDS, *shape), np.float32)
+            self._nearest: Int64Array = np.zeros(RECORDS, np.int64)  # how often; 0: no record
             self._text = view.text
             return Plan.nothing(*shape)
         if view.n_verified == 0 or not view.demand.any():

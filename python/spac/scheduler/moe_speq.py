@@ -2,12 +2,12 @@
 
 The draft is a low-bit copy of the target, so its routers choose nearly the same experts as the target's.
 Every drafted token shows which experts one more token of the coming verification wants, in all layers. The
-Expert Lookahead Buffer (3.3.1, `lookahead_buffer`) holds these predictions. It predicts c uses of expert e.
+Expert Lookahead Buffer (3.3.1, `View.draft_routes`) holds these predictions. It predicts c uses of expert e.
 Tokens that are not in it yet are likely to use the experts that tokens used lately, the "temporal locality"
 of 3.3.2:
 
-    h <- d^n h + (1 - d^n) f / n      after a step of n tokens that used e f times
-    w  = h + margin, if e is resident; h, if not
+    h <- 0.9^n h + (1 - 0.9^n) f / n      after a step of n tokens that used e f times
+    w  = h + 0.05, if e is resident; h, if not
 
 The margin prevents copies for a smaller gain. The plan orders all experts of a pool and wants as many as the
 pool has slots. The last ones in this order are evicted. The phases of 3.3.2 are:
@@ -20,10 +20,9 @@ experts". The paper leaves the link idle at first. That has no use here: a copy 
 delays nothing, because the CPU computes the experts that have not arrived. The "uncertainty" of later tokens
 has no use either: the target evaluates the tokens that the draft evaluated, whatever is accepted.
 
-*Confidence* (Equation 6). The paper's implementation hardly uses it. With `confidence=on`, c is not the
-number of predictions of e but the expected number of those that come true: each counts as often as earlier
-ones of its confidence did. On the bundled target this changes next to nothing
-(bench/results/moe-speq-elb.txt).
+*Confidence* (Equation 6). The paper's implementation hardly uses it, and neither does this. On the bundled
+target, predictions that count as often as earlier ones of their confidence came true changed hits by 0.2
+points at most (bench/results/moe-speq-elb.txt).
 
 Phase III, at the draft's end: the order is c in quarters, then w for what is not predicted. Among experts of
 equal c, the mechanism loads the layer first that runs next, and resident experts stay. Nothing is known of
@@ -48,20 +47,17 @@ misses of the predicted window (`window_misses`), the paper's E_new.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
-from spac.scheduler.lookahead_buffer import LookaheadBuffer
-from spac.scheduler.options import MoeSpeqOptions
+from spac.scheduler.lookahead_buffer import predicted_uses, window_misses
 
 _PREDICTED = 4 * UNIT  # priority of predicted experts at a draft's end, above any w; each use adds _STEPS
 _STEPS = 4  # levels of an expected use; within a level, residents stay and earlier layers are loaded first
-_BINS = 16  # of the confidence
-_TRIALS = 64.0  # predictions of a bin that count, before newer ones replace them
+_DECAY = 0.9  # the part of h that a token leaves
+_MARGIN = 0.05  # the gain in uses per token that is worth a copy
 
 
 class MoeSpeqScheduler(Scheduler):
@@ -74,20 +70,9 @@ class MoeSpeqScheduler(Scheduler):
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
     wants_draft_routes = True
 
-    def __init__(self, **options: Any) -> None:
-        """Set the options, by the names of MoeSpeqOptions. Raise InputError for invalid ones."""
-        given = MoeSpeqOptions(**options)
-        self._decay, self._margin = given.decay, given.margin
+    def __init__(self) -> None:
         self._use: Float64Array = np.zeros((0, 0))
         self._last_draft = 0
-        self._confidence = given.confidence
-        self._trials, self._right = _unknown_chances()
-        self._buffer: LookaheadBuffer | None = None
-
-    @property
-    def chance(self) -> Float64Array:
-        """The probability that a prediction comes true, by bin of its confidence, float64 [16]."""
-        return np.asarray(self._right / self._trials)
 
     @property
     def use(self) -> Float64Array:
@@ -102,7 +87,7 @@ class MoeSpeqScheduler(Scheduler):
         if event == Event.START:
             self._use = np.zeros((view.n_layer, view.n_expert))
             self._last_draft = 0
-            self._buffer = self.window_misses = None
+            self.window_misses = None
             return Plan.nothing(view.n_layer, view.n_expert)
         if event == Event.VERIFY_END:
             if view.n_verified == 0 or not view.demand.any():
@@ -110,64 +95,40 @@ class MoeSpeqScheduler(Scheduler):
             self._observe(view)
             priority = _ones(self._worth(view))
         else:
-            self._buffer = buffer = LookaheadBuffer.of(view)
             self.window_misses = None
-            if buffer is None:
+            if view.draft_routes is None or not view.draft_routes.size:
                 return None  # nothing is predicted: the plan of the last verification holds
             if event == Event.DRAFT_END:
-                self.window_misses = buffer.misses(view.slot_of >= 0)
-            priority = self._ahead(event, view, buffer)
+                self.window_misses = window_misses(view.draft_routes, view.slot_of >= 0)
+            priority = self._ahead(event, view, view.draft_routes)
         return Plan(priority, best_per_pool(priority, view))
 
     def _observe(self, view: View) -> None:
-        kept = self._decay**view.n_verified
+        kept = _DECAY**view.n_verified
         self._use *= kept
         self._use += view.demand * ((1 - kept) / view.n_verified)
         self._use[self._use < LEAST] = 0.0
         self._last_draft = view.n_drafted
-        if self._confidence and self._buffer is not None:
-            self._judge(self._buffer, view.demand)
-        self._buffer = None
-
-    def _judge(self, buffer: LookaheadBuffer, demand: Int32Array) -> None:
-        """Learn how often predictions of each confidence come true. demand: int32 [L, N], of the step."""
-        layer, token, place = np.nonzero(buffer.ids >= 0)
-        right = demand[layer, buffer.ids[layer, token, place]] > 0
-        bins = buffer.bins(_BINS)[layer, token, place]
-        self._trials += np.bincount(bins, minlength=_BINS)
-        self._right += np.bincount(bins, right, _BINS)
-        kept = np.minimum(1.0, _TRIALS / self._trials)
-        self._trials *= kept
-        self._right *= kept
 
     def _worth(self, view: View) -> Float64Array:
         """Return w, float64 [L, N]."""
-        return np.asarray(self._use + self._margin * (view.slot_of >= 0))
+        return np.asarray(self._use + _MARGIN * (view.slot_of >= 0))
 
-    def _ahead(self, event: Event, view: View, buffer: LookaheadBuffer) -> Int32Array:
-        """Return priorities by expected uses, int32 [L, N]."""
-        chance = self.chance if self._confidence else np.ones(_BINS)
-        uses, worth = buffer.expected_uses(view.n_expert, chance), self._worth(view)
+    def _ahead(self, event: Event, view: View, predicted: Int32Array) -> Int32Array:
+        """Return priorities by predicted uses, int32 [L, N]."""
+        uses, worth = predicted_uses(predicted, view.n_expert), self._worth(view)
         if event == Event.DRAFT_TOKEN:
-            return _ones(uses + max(1, self._last_draft + 1 - buffer.ids.shape[1]) * worth)
-        return np.where(uses > 0, _PREDICTED + np.rint(_STEPS * uses), _ones(worth)).astype(np.int32)
+            return _ones(uses + max(1, self._last_draft + 1 - predicted.shape[1]) * worth)
+        return np.where(uses > 0, _PREDICTED + _STEPS * uses, _ones(worth)).astype(np.int32)
 
     def state(self) -> StateArrays:
-        """Return h, the length of the last draft, and how often predictions came true."""
-        chances = {"trials": self._trials.copy(), "right": self._right.copy()}
-        return {"use": self._use.copy(), "last_draft": np.array(self._last_draft, np.int64), **chances}
+        """Return h, and the length of the last draft."""
+        return {"use": self._use.copy(), "last_draft": np.array(self._last_draft, np.int64)}
 
     def restore(self, state: StateArrays) -> None:
         """Continue from the result of `state`; values are clipped to valid ranges."""
         self._use = np.clip(np.nan_to_num(state["use"]), 0.0, 1.0)
         self._last_draft = int(np.clip(state["last_draft"], 0, 1 << 8))
-        self._trials = np.clip(np.nan_to_num(state["trials"]), 1.0, _TRIALS)
-        self._right = np.clip(np.nan_to_num(state["right"]), 0.0, self._trials)
-
-
-def _unknown_chances() -> tuple[Float64Array, Float64Array]:
-    """Return the numbers of predictions and of those that came true that a run begins with, float64 [16]."""
-    return np.full(_BINS, 16.0), np.full(_BINS, 15.0)
 
 
 def _ones(uses: Float64Array) -> Int32Array:

@@ -5,15 +5,15 @@ They are declared without the schedulers, so that a configuration can check them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType, UnionType
 from typing import Any, ClassVar
 
 from spac.errors import InputError
 
-_KINDS: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool, "str": str}
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "on or off", "str": "a word"}
+_KINDS: dict[str, type | UnionType] = {"int": int, "float": int | float, "bool": bool}
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "on or off"}
 
 
 @dataclass(frozen=True)
@@ -39,67 +39,11 @@ class Options:
             f"scheduler '{self.scheduler}': {name} must be {accepted}, not {getattr(self, name)!r}"
         )
 
-    def check_shares(self, *names: str) -> None:
-        """Raise InputError unless these options are at least 0 and below 1."""
-        for name in names:
-            if not 0 <= getattr(self, name) < 1:
-                raise self.refusal(name, "at least 0 and below 1")
-
-    def check_gain(self, name: str) -> None:
-        """Raise InputError unless the option is "auto", or a number of at least 0 and below 1."""
-        value = getattr(self, name)
-        if value != "auto" and (isinstance(value, bool | str) or not 0 <= value < 1):
-            raise self.refusal(name, "'auto' or a number of at least 0 and below 1")
-
     def check_count(self, name: str, word: str, least: int) -> None:
         """Raise InputError unless the option is `word`, or a whole number of at least `least`."""
         value = getattr(self, name)
         if value != word and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise self.refusal(name, f"'{word}' or a number of at least {least}")
-
-
-@dataclass(frozen=True)
-class LruOptions(Options):
-    """There are no options of `lru`."""
-
-    scheduler = "lru"
-
-
-@dataclass(frozen=True)
-class NoneOptions(Options):
-    """There are no options of `none`."""
-
-    scheduler = "none"
-
-
-@dataclass(frozen=True)
-class StaticOptions(Options):
-    """The options of `static`."""
-
-    scheduler = "static"
-
-    experts: Iterable[tuple[int, int]] | None = None
-    """The pairs (layer, expert) that are resident. None: the first experts of every layer."""
-
-    def __post_init__(self) -> None:
-        pairs: Any = self.experts
-        if isinstance(pairs, str) or not isinstance(pairs, Iterable | None):
-            raise self.refusal("experts", "pairs (layer, expert)")
-        object.__setattr__(self, "experts", None if pairs is None else tuple(pairs))
-
-
-@dataclass(frozen=True)
-class EwmaOptions(Options):
-    """The options of `ewma`."""
-
-    scheduler = "ewma"
-
-    decay: float = 0.65
-    """The factor that a step applies to a score, 0 to less than 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_shares("decay")
 
 
 @dataclass(frozen=True)
@@ -115,7 +59,8 @@ class LogisticOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_gain("margin")
+        if self.margin != "auto" and (isinstance(self.margin, bool | str) or not 0 <= self.margin < 1):
+            raise self.refusal("margin", "'auto' or a number of at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -160,24 +105,6 @@ class MoeSpacOptions(Options):
 
 
 @dataclass(frozen=True)
-class MoeSpeqOptions(Options):
-    """The options of `moe-speq`."""
-
-    scheduler = "moe-speq"
-
-    decay: float = 0.9
-    """d, the factor that a token applies to h, 0 to less than 1."""
-    margin: float = 0.05
-    """The gain in uses per token that is worth a copy, 0 to less than 1."""
-    confidence: bool = False
-    """If true, a prediction counts as often as predictions of its confidence came true."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_shares("decay", "margin")
-
-
-@dataclass(frozen=True)
 class SpMoeOptions(Options):
     """The options of `sp-moe`."""
 
@@ -191,84 +118,3 @@ class SpMoeOptions(Options):
     def __post_init__(self) -> None:
         self.check_count("cutoff", "auto", 0)
         self.check_count("critical", "used", 1)
-
-
-@dataclass(frozen=True)
-class MixtralOffloadingOptions(Options):
-    """There are no options of `mixtral-offloading`."""
-
-    scheduler = "mixtral-offloading"
-
-
-@dataclass(frozen=True)
-class MoeInfinityOptions(Options):
-    """The options of `moe-infinity`."""
-
-    scheduler = "moe-infinity"
-
-    records: int = 100
-    """The number of activation matrices of earlier texts that are kept, 1 to 10000."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.records <= 10_000:
-            raise self.refusal("records", "1 to 10000")
-
-
-@dataclass(frozen=True)
-class AdapMoeOptions(Options):
-    """The options of `adapmoe`."""
-
-    scheduler = "adapmoe"
-
-    accuracy: float = 0.87
-    """The share of prefetched experts that are right, 0 to less than 1, by default that of released code."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_shares("accuracy")
-
-
-@dataclass(frozen=True)
-class FateOptions(Options):
-    """The options of `fate`."""
-
-    scheduler = "fate"
-
-    shallow: int = 2
-    """The number of first layers that are kept whole, where the slots allow."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shallow < 0:
-            raise self.refusal("shallow", "at least 0")
-
-
-@dataclass(frozen=True)
-class HybriMoeOptions(Options):
-    """The options of `hybrimoe`."""
-
-    scheduler = "hybrimoe"
-
-    alpha: float = 0.5
-    """α, the share of the newest step in a score, 0 to 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise self.refusal("alpha", "0 to 1")
-
-
-@dataclass(frozen=True)
-class ProfiledOptions(Options):
-    """The options of `profiled`."""
-
-    scheduler = "profiled"
-
-    tokens: int = 64
-    """The tokens after which the set is chosen for the first time, at least 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tokens < 1:
-            raise self.refusal("tokens", "at least 1")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spac.machine.arrays import Int64Array
 from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.options import ProfiledOptions
 from spac.scheduler.static import StaticScheduler
+
+FIRST = 64
+"""The tokens after which the set is chosen for the first time."""
 
 
 class ProfiledScheduler(Scheduler):
     """Keeps in each pool the experts with the most uses, as Fiddler places them by a profile.
 
-    The set is chosen after `tokens` tokens, and again each time their number has doubled. Before that, it is
+    The set is chosen after `FIRST` tokens, and again each time their number has doubled. Before that, it is
     that of `static`. The counts are part of the state, so a later run begins with the profile of all earlier
     ones.
     """
@@ -23,15 +23,11 @@ class ProfiledScheduler(Scheduler):
     name = "profiled"
     lookahead = 0
 
-    def __init__(self, **options: Any) -> None:
-        """Set the options, by the names of ProfiledOptions. Raise InputError for invalid ones."""
-        self._first = ProfiledOptions(**options).tokens
-
     def on(self, event: Event, view: View) -> Plan | None:
         """Count the step's uses at VERIFY_END, and return the plan of a new set when it is time for one."""
         if event == Event.START:
             self._counts: Int64Array = np.zeros((view.n_layer, view.n_expert), np.int64)
-            self._tokens, self._next = 0, self._first
+            self._tokens, self._next = 0, FIRST
             return StaticScheduler().on(Event.START, view)
         self._counts += view.demand
         self._tokens += view.n_verified
@@ -56,4 +52,4 @@ class ProfiledScheduler(Scheduler):
     def restore(self, state: StateArrays) -> None:
         """Continue from the result of `state`. The next step chooses the set anew."""
         self._counts, self._tokens = np.maximum(state["counts"], 0), max(0, int(state["tokens"]))
-        self._next = min(self._next, max(self._tokens, self._first))
+        self._next = min(self._next, max(self._tokens, FIRST))
