@@ -33,9 +33,7 @@ def paging_of(job: Job) -> str:
 
 def config_of(job: Job) -> EngineConfig:
     """Return the job's configuration: greedy, and the text never ends early."""
-    draft: dict[str, Any] = {"draft_length": job.draft_length}
-    if job.governor:
-        draft = {"governor": job.governor, "draft_max": job.draft_length}
+    draft = {"draft_max" if job.governor else "draft_length": job.draft_length}
     scheduler, miss = with_misses(job.scheduler)
     return EngineConfig(
         target=job.target, draft=job.draft, device=job.device, slots=job.slots, scheduler=scheduler,

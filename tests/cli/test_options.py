@@ -32,12 +32,11 @@ from spac.run import make_parser
         (["--what"], "--what"),
         (["-p", "a", "-f", "b"], "not allowed with"),
         (["--draft-type", "draft-simple"], "--draft FILE"),
-        (["--draft-length", "3", "--governor", "roofline"], "--draft-length fixes the length"),
         (
             ["--draft-length", "3", "--draft-max", "4"],
             "--draft-length is every draft's, --draft-max the longest",
         ),
-        (["--latency-budget", "20", "--draft-length", "3"], "leave out --draft-length, governor"),
+        (["--latency-budget", "20", "--draft-length", "3"], "leave out --draft-length and"),
     ],
 )
 def test_an_option_that_cannot_be_says_what_is_accepted(spac_run, target, arguments, said):

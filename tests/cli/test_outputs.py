@@ -134,7 +134,7 @@ def test_a_full_context_is_said(spac_run, files):
 def test_options_of_drafts_without_a_draft(spac_run, files):
     run = ("-m", "target.gguf", "-p", "x", "-n", 2, "--device", "cpu", "--stats", "none")
     said = "not used, for nothing drafts"
-    for options in (("--draft-length", 4), ("--governor", "fixed"), ("--latency-budget", 50)):
+    for options in (("--draft-length", 4), ("--draft-max", 4), ("--latency-budget", 50)):
         assert f"spac: {options[0]}: {said}" in spac_run(*run, *options).err
     assert said not in spac_run(*run, "--draft-length", 0).err
     assert said not in spac_run(*run, "--draft-length", 4, "--draft-type", "ngram-simple").err

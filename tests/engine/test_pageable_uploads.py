@@ -36,7 +36,7 @@ def read(target: Path, n_threads: int = 0, slots: str | int = "40%") -> tuple[st
     """Return a text and the counters of its prompt. n_threads: -1 measures which number is best."""
     config = EngineConfig(
         target=target, device="simulated", threads=1, ctx=512, stream_batch=16, scheduler="static",
-        slots=slots, governor="fixed", state="off", sampling=SamplingConfig(temp=0.0, ignore_eos=True),
+        slots=slots, state="off", sampling=SamplingConfig(temp=0.0, ignore_eos=True),
     )  # fmt: skip
     with Engine(config) as engine:
         assert engine.experts is not None

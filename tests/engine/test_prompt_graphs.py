@@ -22,7 +22,7 @@ SMALL, WHOLE = 512, 1280  # tokens of a graph: the context's, and the buffers fo
 
 def config(target, **options):
     defaults = {
-        "device": "simulated", "threads": 1, "ctx": 2048, "governor": "fixed", "scheduler": "static",
+        "device": "simulated", "threads": 1, "ctx": 2048, "scheduler": "static",
         "slots": 5, "stream_batch": 64, "context_params": {"flash_attn_type": 0},
         "sampling": SamplingConfig(temp=0.0, ignore_eos=True),
     }  # fmt: skip

@@ -16,7 +16,7 @@ N_TAIL = 32
 
 def config(target, **options):
     defaults = {
-        "device": "simulated", "threads": 1, "ctx": 512, "governor": "fixed", "scheduler": "static",
+        "device": "simulated", "threads": 1, "ctx": 512, "scheduler": "static",
         "slots": 5, "state": "off", "sampling": SamplingConfig(temp=0.0, ignore_eos=True),
     }  # fmt: skip
     return EngineConfig(target=target, **{**defaults, **options})

@@ -8,11 +8,12 @@ import pytest
 from spac import _core
 from spac.engine import Engine, graph_memory
 from tests.engine.test_prompt_graphs import SMALL, WHOLE, config, run
+from tests.slot_layers import layers_on_slot_devices
 
 NAMES = ("simulated", "simulated1")
 PLACES = {
     "layers": {"device": "simulated,simulated1", "tensor_split": "1,1"},
-    "slots": {"slot_devices": "simulated1", "slot_layers": 2},
+    "slots": {"slot_devices": "simulated1"},
 }
 N_SLOTS = 40
 
@@ -44,7 +45,10 @@ def memories():
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def test_one_graph_serves_a_long_prompt(target, in_one_graph, places):
-    with Engine(config(target, slots=N_SLOTS, context_params={}, **places)) as engine:
+    with (
+        layers_on_slot_devices(2),
+        Engine(config(target, slots=N_SLOTS, context_params={}, **places)) as engine,
+    ):
         tokens, probabilities, size = run(engine)
         assert size == WHOLE
         assert tokens == in_one_graph[0]
@@ -68,7 +72,8 @@ def test_slots_of_auto_leave_room_on_each_device(target, monkeypatch):
     places = {**PLACES["layers"], "slots": "auto", "vram_limit": "44M"}
 
     def slots(**options):
-        with Engine(config(target, **{**places, "context_params": {}, **options})) as engine:
+        settings = config(target, **{**places, "context_params": {}, **options})
+        with layers_on_slot_devices(2), Engine(settings) as engine:
             return [each.slots.n_slots for each in engine.experts.devices]
 
     every, fewer = slots(ubatch=SMALL), slots()

@@ -10,7 +10,7 @@ import pytest
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
-from spac.engine import Engine
+from spac.engine import Engine, draft_experts
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import in_use
 from spac.run import main
@@ -39,8 +39,8 @@ def run(n_tokens=24, recorder=None, **options):
     with Engine(config(**options)) as engine:
         generation = engine.generate(PROMPT, n_tokens, recorder=recorder)
         text = "".join(generation)
-        copies, quant = engine.experts.draft_bytes, engine.config.draft_quant
-        return text, generation.stats, copies, engine.experts.draft_copy_bytes(quant), in_use("simulated")
+        copies, predicted = engine.experts.draft_bytes, engine.experts.draft_copy_bytes(draft_experts.QUANT)
+        return text, generation.stats, copies, predicted, in_use("simulated")
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +74,13 @@ def test_its_routers_predict_those_of_the_verification():
 
 
 @pytest.mark.parametrize("family", ["gpt-oss", "deepseek2", "qwen3moe"])
-def test_families(tiny_model, family):
+def test_families(tiny_model, family, monkeypatch):
     """Biases, a dense layer with shared experts, and a plain model; q8_0 is nearly the model itself."""
+    monkeypatch.setattr(draft_experts, "QUANT", "q8_0")
     path, prompt = tiny_model(family), np.arange(3, 40, dtype=np.int32)
     found = {}
     for draft_type in ("none", "self"):
-        settings = config(path, draft_type=draft_type, draft_quant="q8_0", draft_length=3, swa_full=True)
+        settings = config(path, draft_type=draft_type, draft_length=3, swa_full=True)
         with Engine(settings) as engine:
             generation = engine.generate(prompt, 12)
             found[draft_type] = "".join(generation), generation.stats.accepted_tokens
@@ -87,24 +88,26 @@ def test_families(tiny_model, family):
     assert found["self"][1] > 4
 
 
-def test_refusals(tiny_model):
+def test_refusals(tiny_model, monkeypatch):
     hybrid, window = tiny_model("qwen3next"), tiny_model("gpt-oss")
     for fault, settings in (
         ("name it alone", {"draft_type": "self,ngram-simple"}),
         ("needs experts on a device", {"device": "cpu"}),
         ("recurrent", {"target": hybrid}),
         ("--swa-full", {"target": window}),
-        ("choose one of q4_0", {"draft_quant": "f12"}),
-        ("blocks of 256", {"draft_quant": "q2_K"}),
+        ("choose one of q4_0", {"quant": "f12"}),
+        ("blocks of 256", {"quant": "q2_K"}),
     ):
+        monkeypatch.setattr(draft_experts, "QUANT", settings.pop("quant", "q4_0"))
         with pytest.raises(InputError, match=fault) as error:
             run(2, **{"draft_type": "self", **settings})
         assert "\n" not in str(error.value)
-    with pytest.raises(OutOfMemoryError, match="smaller --draft-quant"):
-        run(2, draft_type="self", draft_quant="q8_0", vram_limit="16M", slots=8)
+    monkeypatch.setattr(draft_experts, "QUANT", "q8_0")
+    with pytest.raises(OutOfMemoryError, match="choose another --draft-type"):
+        run(2, draft_type="self", vram_limit="16M", slots=8)
 
 
 def test_a_program_drafts_with_it(capsys):
-    draft = ["--device", "simulated", "--draft-type", "self", "--draft-quant", "q5_0"]
+    draft = ["--device", "simulated", "--draft-type", "self"]
     assert main([*draft, "--target", str(TARGET), "-n", "4", "-p", "x", "--temp", "0"]) == 0
-    assert "q5_0 copies of its experts" in capsys.readouterr().err
+    assert "q4_0 copies of its experts" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from spac.errors import InputError, OutOfMemoryError
 from spac.model.devices import devices_of
 from spac.model.gguf.check import check_model
 from spac.model.slot_layers import SlotLayers
+from tests.slot_layers import layers_on_slot_devices
 
 PROMPT = "def double(values):\n    return"
 N_TOKENS = 16
@@ -42,13 +43,14 @@ def draft(tiny_model):
 
 @pytest.fixture(scope="module")
 def start(target):
-    def engine(**options):
+    def engine(layers=(3,), **options):
         sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
         config = {
-            "target": target, "device": "simulated", "slot_devices": "simulated1", "slot_layers": 3,
-            "threads": 1, "ctx": 512, "sampling": sampling, "slots": 12, "state": "off",
+            "target": target, "device": "simulated", "slot_devices": "simulated1", "threads": 1, "ctx": 512,
+            "sampling": sampling, "slots": 12, "state": "off",
         }  # fmt: skip
-        return Engine(EngineConfig(**{**config, **options}))
+        with layers_on_slot_devices(*layers):
+            return Engine(EngineConfig(**{**config, **options}))
 
     return engine
 
@@ -63,7 +65,7 @@ def layers_of(engine):
 
 @pytest.fixture(scope="module")
 def expected(start):
-    with start(device="cpu", slot_devices=None, slot_layers=None) as engine:
+    with start(device="cpu", slot_devices=None) as engine:
         return text_of(engine)
 
 
@@ -75,12 +77,11 @@ OPTIONS = {
     "streamed prompts": ({"stream_batch": 8}, TWO),
     "deterministic": ({"deterministic": True}, TWO),
     "several at once": ({"parallel": 2}, TWO),
-    "layers on the CPU": ({"gpu_layers": 3, "slot_layers": 1}, {"simulated": 1, "simulated1": 1}),
-    "fewer layers than asked for": ({"gpu_layers": 3}, {"simulated1": 2}),
-    "all layers": ({"slot_layers": 5}, {"simulated1": 5}),
+    "layers on the CPU": ({"gpu_layers": 3, "layers": (1,)}, {"simulated": 1, "simulated1": 1}),
+    "all layers": ({"layers": (5,)}, {"simulated1": 5}),
     "one of the main devices": ({"device": "simulated,simulated2", "split_mode": "none"}, TWO),
     "two further ones": (
-        {"slot_devices": "simulated2,simulated1", "slot_layers": "1,2"},
+        {"slot_devices": "simulated2,simulated1", "layers": (1, 2)},
         {"simulated": 2, "simulated2": 1, "simulated1": 2},
     ),
 }
@@ -169,7 +170,6 @@ def test_layers_are_divided_by_memory():
     assert counts(TARGET, main=1, other=256) == (5,)
     less = counts(TARGET, main=14, other=8)[0]
     assert 0 < less < counts(TARGET, main=10, other=10)[0] <= 5
-    assert counts(TARGET, main=256, other=256, slot_layers=4) == (4,)
 
 
 BAD = {
@@ -184,9 +184,6 @@ BAD = {
     "slot_devices does not go with rpc": {"rpc": "127.0.0.1:50052"},
     "main_gpu 1: there is one device": {"main_gpu": 1},
     "tensor_split 1,1 has 2 parts, and there is one device": {"tensor_split": "1,1"},
-    "slot_layers has 2 numbers for 1 devices": {"slot_layers": "1,2"},
-    "slot_layers: 'x' is not a number of layers": {"slot_layers": "x"},
-    "slot_layers needs devices for the slots": {"slot_devices": None, "slot_layers": 1},
     "draft-type self needs all experts on the main device": {"draft_type": "self"},
 }  # fmt: skip
 
@@ -203,15 +200,13 @@ def test_bad_input_is_one_line(line, options):
 
 
 def test_what_does_not_fit_the_model_is_one_line(start, draft):
-    with pytest.raises(InputError, match=r"slot_layers: 6 layers, and .*gguf has 5 with experts"):
-        start(slot_layers=6)
     with pytest.raises(InputError, match=r"scheduler 'sp-moe'"):
         start(draft=draft, scheduler="sp-moe")
     _core.set_simulated_device(memory_mb=1, index=1)
     with pytest.raises(InputError, match="slot_devices: simulated1 has no memory for an expert of"):
-        start(slot_layers=None)
+        start(layers=())
     with pytest.raises(OutOfMemoryError, match="; leave simulated1 out of --slot-devices, or") as error:
-        start(slot_layers=2)
+        start(layers=(2,))
     assert "\n" not in str(error.value)
 
 

@@ -87,7 +87,7 @@ def plain(draft):
     return run(TARGET, draft, "none")
 
 
-@pytest.mark.parametrize("timing", [{}, {"deterministic": False, "governor": "fixed"}])
+@pytest.mark.parametrize("timing", [{}, {"deterministic": False, "draft_length": 8}])
 def test_the_text_is_what_it_is_without_residents(draft, plain, timing):
     text, stats = run(TARGET, draft, "sp-moe", **timing)
     assert text == plain[0]
@@ -157,7 +157,7 @@ def test_layers_are_known_before_their_token(draft, where):
             return super().on(event, view)
 
     seen: list[tuple[Event, int]] = []
-    options = {"deterministic": False, "governor": "fixed", "draft_length": 1, **where}
+    options = {"deterministic": False, "draft_length": 1, **where}
     run(TARGET, draft, Ordered(cutoff=5), **options)
     ahead = [now[1] for now, then in pairwise(seen) if now[0] == Event.DRAFT_LAYER == then[0]]
     assert ahead, "more than one event in some token"

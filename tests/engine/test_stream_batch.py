@@ -24,7 +24,7 @@ def config(target, stream_batch, **options):
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     return EngineConfig(
         target=target, device="simulated", threads=1, ctx=512, sampling=sampling, stream_batch=stream_batch,
-        governor="fixed", **options,
+        **options,
     )  # fmt: skip
 
 

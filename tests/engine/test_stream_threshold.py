@@ -125,7 +125,7 @@ def test_what_is_refused(written):
 
 def config(target, stream_batch, **options):
     return EngineConfig(
-        target=target, device="simulated", threads=1, ctx=512, governor="fixed", stream_batch=stream_batch,
+        target=target, device="simulated", threads=1, ctx=512, stream_batch=stream_batch,
         sampling=SamplingConfig(temp=0.0), **options,
     )  # fmt: skip
 

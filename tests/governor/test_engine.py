@@ -38,11 +38,8 @@ def draft(tiny_model):
         ({}, True, LONGEST),
         ({"draft_max": 5}, True, 5),
         ({"draft_length": 5}, False, 5),
-        ({"draft_length": 5, "governor": "fixed"}, False, 5),
-        ({"governor": "fixed"}, False, FIXED_LENGTH),
-        ({"governor": "fixed", "draft_max": 3}, False, 3),
-        ({"governor": "roofline"}, True, LONGEST),
         ({"deterministic": True}, False, FIXED_LENGTH),
+        ({"deterministic": True, "draft_max": 3}, False, 3),
     ],
 )
 def test_which_governor_and_how_long(options, governed, longest):
@@ -55,10 +52,7 @@ def test_which_governor_and_how_long(options, governed, longest):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"governor": "best"}, "roofline, fixed"),
-        ({"governor": "roofline", "draft_length": 4}, "--draft-max"),
         ({"draft_max": 4, "draft_length": 4}, "one of them"),
-        ({"governor": "roofline", "deterministic": True}, "--deterministic"),
         ({"latency_budget": 20.0, "draft_length": 4}, "latency_budget"),
         ({"latency_budget": -1.0}, "0 to"),
         ({"draft_min": 5, "draft_max": 4}, "more than"),

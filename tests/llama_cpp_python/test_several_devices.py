@@ -15,6 +15,7 @@ from spac.errors import InputError, OutOfMemoryError
 from spac.llama_cpp_python.llama import Llama
 from tests.conftest import TinyModel
 from tests.llama_cpp_python.conftest import SMALL, Open
+from tests.slot_layers import layers_on_slot_devices
 
 NONE, LAYER, ROW = (
     llama_cpp.LLAMA_SPLIT_MODE_NONE, llama_cpp.LLAMA_SPLIT_MODE_LAYER, llama_cpp.LLAMA_SPLIT_MODE_ROW,
@@ -68,7 +69,7 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "the other": ({"split_mode": NONE, "main_gpu": 1}, {"simulated1": 5}),
     "zeros, which mean nothing": ({"tensor_split": [0.0, 0.0], "split_mode": NONE}, {"simulated": 5}),
     "slots alone": (
-        {"device": "simulated", "slot_devices": "simulated1", "slot_layers": 2},
+        {"device": "simulated", "slot_devices": "simulated1"},
         {"simulated": 3, "simulated1": 2},
     ),
 }
@@ -78,7 +79,8 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 def test_llama_cpps_names_place_the_layers(
     target: Path, opened: Open, expected: str, options: dict[str, Any], layers: dict[str, int]
 ) -> None:
-    llm = opened(target, **{**BOTH, **options})
+    with layers_on_slot_devices(2):
+        llm = opened(target, **{**BOTH, **options})
     assert text_of(llm) == expected
     assert layers_of(llm) == layers
 
@@ -101,8 +103,9 @@ def test_enabled_programs_run_on_several_devices(target: Path, expected: str) ->
     spac.enable(**BOTH)
     llm = llama_cpp.Llama(str(target), tensor_split=[1, 1], main_gpu=1, **SMALL)
     alone = llama_cpp.Llama(str(target), split_mode=NONE, **SMALL)
-    spac.enable(device="simulated", slot_devices=["simulated1"], slot_layers=[2])
-    slots = llama_cpp.Llama(str(target), **SMALL)
+    spac.enable(device="simulated", slot_devices=["simulated1"])
+    with layers_on_slot_devices(2):
+        slots = llama_cpp.Llama(str(target), **SMALL)
     for each, layers in (
         (llm, {"simulated": 3, "simulated1": 2}), (alone, {"simulated": 5}),
         (slots, {"simulated": 3, "simulated1": 2}),
@@ -124,9 +127,6 @@ BAD: dict[str, dict[str, Any]] = {
     "unknown device 'simulated9'": {"device": "simulated,simulated9"},
     "simulated is named twice": {"device": "simulated,simulated"},
     "slot_devices: simulated1 is a device of the layers": {"slot_devices": "simulated1"},
-    "slot_layers: 9 layers, and .*gguf has 5": {
-        "device": "simulated", "slot_devices": "simulated1", "slot_layers": 9,
-    },
 }  # fmt: skip
 
 
@@ -142,18 +142,16 @@ def test_a_device_without_memory_is_named_with_the_remedy(target: Path) -> None:
     for options, remedy in (
         ({"tensor_split": [1, 1]}, "--tensor-split can give a device fewer layers"),
         (
-            {"device": "simulated", "slot_devices": "simulated1", "slot_layers": 2},
+            {"device": "simulated", "slot_devices": "simulated1"},
             "leave simulated1 out of --slot-devices",
         ),
     ):
-        with pytest.raises(OutOfMemoryError, match=remedy) as error:
+        with pytest.raises(OutOfMemoryError, match=remedy) as error, layers_on_slot_devices(2):
             Llama(str(target), **{**BOTH, **SMALL, **options})
         assert "\n" not in str(error.value)
 
 
 def test_bad_devices_are_one_line_for_enabled_programs(target: Path) -> None:
-    with pytest.raises(InputError, match="slot_layers needs devices for the slots"):
-        spac.enable(slot_layers=2)
     with pytest.raises(InputError, match=r"enable\(\) has no 'tensor_split'"):
         spac.enable(tensor_split=[1, 1])
     spac.enable(device="simulated,simulated9")

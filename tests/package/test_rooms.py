@@ -35,7 +35,7 @@ PROGRAMS = (
 )  # fmt: skip
 SURFACE = {
     "spac": "Llama enable disable __version__",
-    "spac.config": "COUNT CONTEXT CONTEXT_GROUP DRAFT DRAFT_TYPES FIXED_LENGTH GOVERNORS LONGEST PROBABILITY "
+    "spac.config": "COUNT CONTEXT CONTEXT_GROUP DRAFT DRAFT_TYPES FIXED_LENGTH LONGEST PROBABILITY "
     "ContextConfig EngineConfig Range SamplingConfig Slots StreamBatch VramLimit names_in option",
     "spac.costs": "SCHEMA Costs ExpertCosts Layer LiveCosts",
     "spac.engine": "CostEstimator Engine EngineConfig Events FixedGovernor Generation Governor InputError "

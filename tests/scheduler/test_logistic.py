@@ -300,7 +300,7 @@ def test_an_engine_shows_it_the_routes_behind_the_demand(tiny_model, family):
     target, subject = tiny_model(family), Seen()
     config = EngineConfig(
         target=target, draft=target, draft_length=3, device="simulated", slots=0.3, threads=1, ctx=256,
-        scheduler=subject, governor="fixed", sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
+        scheduler=subject, sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
     )  # fmt: skip
     with Engine(config) as engine:
         "".join(engine.generate("def f(x):", 24))

@@ -276,7 +276,7 @@ def test_a_prefix_of_short_steps_counts_as_many_tokens():
 def test_the_prompt_moves_no_utility(tiny_model):
     config = EngineConfig(
         target=tiny_model("qwen3moe"), device="simulated", slots=0.3, threads=1, ctx=512,
-        scheduler="moe-spac", sampling=SamplingConfig(seed=1, ignore_eos=True), governor="fixed",
+        scheduler="moe-spac", sampling=SamplingConfig(seed=1, ignore_eos=True),
     )  # fmt: skip
     with Engine(config) as engine:
         subject = engine.events.driver.scheduler

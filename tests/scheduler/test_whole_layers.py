@@ -245,7 +245,7 @@ def test_an_engine_waits_for_no_whole_layer_and_sees_its_demand(tiny_model, kind
     subject = Seen()
     config = EngineConfig(
         target=tiny_model("qwen3moe"), device="simulated", slots=0.75, threads=1, ctx=256, scheduler=subject,
-        governor="fixed", sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
+        sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
     )  # fmt: skip
     with patch.multiple(whole_layers, **QUICK), Engine(config) as engine:
         engine.events.driver._costs = costs(1e-2, device_expert_s=0.0, upload_busy_s=1e-6)

@@ -47,8 +47,8 @@ class Candidate:
             words += ["--scheduler", str(self.scheduler)]
         if self._has_slots:
             words += ["--slots", _written(self.slots)]
-        if self.drafts:
-            words += ["--governor", ROOFLINE] if self.length is None else ["--draft-length", str(self.length)]
+        if self.drafts and self.length is not None:
+            words += ["--draft-length", str(self.length)]
         return words
 
     @property
@@ -58,16 +58,20 @@ class Candidate:
     def config(self, base: EngineConfig) -> EngineConfig:
         """Return `base` with these settings; raise InputError for options that exclude each other."""
         if self.device == "cpu":  # The CPU has no slots.
-            base = replace(base, slot_devices=None, slot_layers=None)
+            base = replace(base, slot_devices=None)
         config = replace(
             base, device=self.device, scheduler=self.scheduler or NOTHING, slots=self.slots, state="off"
         )
         if not self.drafts:
             return config
         if self.length is None:
-            return replace(config, governor=ROOFLINE, draft_length=None)
+            if config.deterministic:
+                raise InputError(
+                    f"the draft length '{ROOFLINE}' goes by times, which --deterministic excludes"
+                )
+            return replace(config, draft_length=None)
         shortest = base.draft_min if self.length else 0
-        return replace(config, governor="fixed", draft_length=self.length, draft_max=None, draft_min=shortest)
+        return replace(config, draft_length=self.length, draft_max=None, draft_min=shortest)
 
 
 def combinations(
@@ -102,7 +106,7 @@ def combinations(
 
 def can_draft(config: EngineConfig) -> bool:
     """Return True if there is something to draft with when drafts may have a length."""
-    return bool(replace(config, draft_length=None, governor=None, draft_max=1, draft_min=0).draft_types)
+    return bool(replace(config, draft_length=None, draft_max=1, draft_min=0).draft_types)
 
 
 def _split(scheduler: SchedulerChoice, slots: Slots) -> tuple[SchedulerChoice | None, Slots]:
@@ -136,4 +140,4 @@ def default_lengths(config: EngineConfig) -> Iterable[Length]:
     """
     if not can_draft(config):
         return (0,)
-    return (0, replace(config, governor="fixed").longest_draft) if config.deterministic else (0, None)
+    return (0, config.longest_draft) if config.deterministic else (0, None)

@@ -6,7 +6,6 @@ from spac.config.engine import (
     DRAFT,
     DRAFT_TYPES,
     FIXED_LENGTH,
-    GOVERNORS,
     LONGEST,
     EngineConfig,
 )
@@ -21,7 +20,6 @@ __all__ = [
     "DRAFT",
     "DRAFT_TYPES",
     "FIXED_LENGTH",
-    "GOVERNORS",
     "LONGEST",
     "PROBABILITY",
     "ContextConfig",

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from spac.config.context import CONTEXT_GROUP, ContextConfig
 from spac.config.fields import Parsed, Range, names_in, option
-from spac.config.remote import addresses, check, layer_counts
+from spac.config.remote import addresses, check, layer_counts, slot_devices
 from spac.config.sampling import SamplingConfig
-from spac.config.slot_devices import check as check_slots
-from spac.config.slot_devices import slot_devices, slot_layers
 from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit
 from spac.errors import InputError
 from spac.scheduler.choice import SchedulerChoice
@@ -45,9 +43,8 @@ Those called draft-… need a draft model. draft-mtp can also use the target's o
 the target drafts with low-bit copies of its experts.
 """
 
-GOVERNORS = ("roofline", "fixed")
 FIXED_LENGTH = 8
-"""The default number of tokens drafted per step with a fixed draft length."""
+"""The default number of tokens drafted per step where the governor may not choose it."""
 LONGEST = 16
 """The default limit of the tokens that a governor drafts per step. llama.cpp's default is the same."""
 DEFAULT_CONTEXT = 4096
@@ -106,17 +103,10 @@ class EngineConfig(ContextConfig):
         None, "how to draft (default: draft-simple with a draft model, else none)",
         "--draft-type", "--spec-type", choices=DRAFT_TYPES, parse=names_in,
     )  # fmt: skip
-    draft_quant: str = option(
-        "q4_0", "type of the copies of experts for --draft-type self", "--draft-quant", metavar="TYPE"
-    )
-    governor: str | None = option(
-        None, "how the draft length is chosen: roofline chooses it for each step from measured costs, fixed "
-        "keeps one (default: roofline, but fixed with --draft-length)",
-        "--governor", choices=GOVERNORS, metavar="NAME",
-    )  # fmt: skip
     draft_length: int | None = option(
-        None, f"tokens drafted per step, always (default with --governor fixed: {FIXED_LENGTH}); "
-        "0 turns speculation off", "--draft-length", range=DRAFT,
+        None, "tokens drafted per step, always (default: the governor chooses for each step from measured "
+        f"costs; with --deterministic {FIXED_LENGTH}); 0 turns speculation off", "--draft-length",
+        range=DRAFT,
     )  # fmt: skip
     draft_max: int | None = option(
         None, f"tokens drafted per step at most (default: {LONGEST}, but less than --batch); 0 turns "
@@ -185,12 +175,6 @@ class EngineConfig(ContextConfig):
         "on the device of --device; each such layer's input is copied there, and its output back",
         "--slot-devices", metavar="NAME[,…]", parse=slot_devices,
     )  # fmt: skip
-    slot_layers: Parsed[tuple[int, ...] | None, Sequence[int] | str | int | None] = option(
-        None, "the number of layers whose experts have slots on each device of --slot-devices, the last ones "
-        "of the model (default: so many that slots fill the devices' memory alike; with memory for all "
-        "experts, those that the main device cannot hold)",
-        "--slot-layers", metavar="N[,…]", parse=slot_layers,
-    )  # fmt: skip
     threads: int = option(
         0, "CPU threads; 0 is one per physical core, beside a GPU two fewer", "--threads", "-t",
         range=Range(0, 512), group=CONTEXT_GROUP,
@@ -219,10 +203,6 @@ class EngineConfig(ContextConfig):
     cont_batching: bool = option(
         True, "with --parallel, let new generations wait until all others have ended", "--cont-batching",
         "-cb", off=("--no-cont-batching", "-nocb"), group=CONTEXT_GROUP,
-    )  # fmt: skip
-    prefill_share: float = option(
-        0.8, "with --parallel, share of the time that prompts take while other generations decode; they are "
-        "read in pieces of a small graph", "--prefill-share", range=Range(0.01, 1), group=CONTEXT_GROUP,
     )  # fmt: skip
     stream_batch: Parsed[StreamBatch | None, StreamBatch | str | int | None] = option(
         None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "
@@ -286,7 +266,11 @@ class EngineConfig(ContextConfig):
             )
         self._check_draft()
         check(self.rpc, self.rpc_layers)
-        check_slots(self.slot_devices, self.slot_layers, self.draft_types)
+        if self.slot_devices and self.drafts_itself:
+            raise InputError(
+                "draft-type self needs all experts on the main device: choose another, or leave out "
+                "--slot-devices"
+            )
         least, most = self.image_min_tokens, self.image_max_tokens
         if least is not None and most is not None and least > most:
             raise InputError(f"image_min_tokens {least} is more than image_max_tokens {most}")
@@ -307,17 +291,10 @@ class EngineConfig(ContextConfig):
             raise InputError("draft-type self cannot be used together with others: name it alone")
         if self.draft_length is not None and self.draft_max is not None:
             raise InputError("draft_length is every draft's, draft_max the longest one's: give one of them")
-        if self.governor == "roofline" and self.draft_length is not None:
-            raise InputError(
-                "draft_length fixes the length that the governor 'roofline' would choose: "
-                "give --draft-max for its longest, or --governor fixed"
-            )
-        if self.governor == "roofline" and self.deterministic:
-            raise InputError("the governor 'roofline' goes by times, which --deterministic excludes")
         if self.latency_budget is not None and not self.is_governed:
             raise InputError(
                 "latency_budget needs a draft length that is chosen while it runs: "
-                "leave out draft_length, governor and deterministic"
+                "leave out draft_length and deterministic"
             )
         if self.draft_min > self.longest_draft:
             raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.longest_draft}")
@@ -334,9 +311,7 @@ class EngineConfig(ContextConfig):
 
     @property
     def is_governed(self) -> bool:
-        """True if the governor "roofline" chooses the draft length of each step."""
-        if self.governor is not None:
-            return self.governor == "roofline"
+        """True if the governor chooses the draft length of each step, by times."""
         return self.draft_length is None and not self.deterministic
 
     @property
@@ -357,7 +332,7 @@ class EngineConfig(ContextConfig):
     @property
     def unused_options(self) -> str:
         """A note on options of drafts that are given although nothing drafts; "" if there are none."""
-        names = ("draft_length", "draft_max", "governor") if self.longest_draft else ()
+        names = ("draft_length", "draft_max") if self.longest_draft else ()
         given = [name for name in (*names, "latency_budget") if getattr(self, name) is not None]
         if self.draft_types or not given:
             return ""

@@ -1,4 +1,4 @@
-"""The addresses of RPC servers, and the numbers of layers that they hold."""
+"""The addresses of RPC servers with the numbers of layers that they hold, and devices for slots alone."""
 
 from __future__ import annotations
 
@@ -31,16 +31,26 @@ def addresses(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def layer_counts(value: Any, name: str = "rpc_layers") -> tuple[int, ...]:
-    """Return the numbers of layers in a text, a number or a sequence.
+def slot_devices(value: Any) -> tuple[str, ...]:
+    """Return the names of devices in a text or a sequence. Raises InputError."""
+    found = tuple(str(each).strip() for each in names_in(value))
+    for name in found:
+        if name.lower() in ("", "auto", "cpu"):
+            raise InputError(f"slot_devices: '{name}' is no device that can hold slots: name one (CUDA1)")
+        if [each.lower() for each in found].count(name.lower()) > 1:
+            raise InputError(f"slot_devices: {name} is named twice, name each device once")
+    if len(found) >= MOST_DEVICES:
+        raise InputError(f"slot_devices: {len(found)} devices are too many: {MOST_DEVICES - 1} work at most")
+    return found
 
-    Raises InputError, with `name` as the option's.
-    """
+
+def layer_counts(value: Any) -> tuple[int, ...]:
+    """Return the numbers of layers in a text, a number or a sequence. Raises InputError."""
     found = []
     for each in names_in(value):
         text = str(each).strip()
         if not text.isdecimal() or int(text) > MOST_LAYERS:
-            raise InputError(f"{name}: {each!r} is not a number of layers from 0 to {MOST_LAYERS}")
+            raise InputError(f"rpc_layers: {each!r} is not a number of layers from 0 to {MOST_LAYERS}")
         found.append(int(text))
     return tuple(found)
 

@@ -37,6 +37,7 @@ def _close_all() -> None:
         each.close()
 
 
+_PREFILL_SHARE = 0.8  # largest part of the time that prompts take while other sequences decode
 StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float], object]
 """What `Batch.observe` takes."""
 
@@ -50,7 +51,6 @@ class Batch:
         governor: BatchGovernor,
         between: BetweenSteps,
         *,
-        prefill_share: float,
         piece: int,
         most: int,
         continuous: bool = True,
@@ -58,14 +58,14 @@ class Batch:
     ) -> None:
         """Start the thread, which closes the session at the end.
 
-        While sequences decode, prompts take at most `prefill_share` of the time, in pieces of `piece` tokens.
+        While sequences decode, prompts take `_PREFILL_SHARE` of the time, in pieces of `piece` tokens.
         Otherwise up to `most` prompt tokens are read at once. Unless `continuous`, new sequences wait until
         all others have ended. `before_join` is called before a sequence joins.
         """
         self.lock = threading.RLock()  # The collector may end a dropped generation in a thread that holds it.
         self.work = threading.Condition(self.lock)
         self.session, self.governor, self._between = session, governor, between
-        self._share, self._piece, self._most = prefill_share, piece, most
+        self._piece, self._most = piece, most
         self._continuous, self._before_join = continuous, before_join
         self._waiting: deque[BatchedSequence] = deque()
         self._members: dict[int, BatchedSequence] = {}
@@ -326,9 +326,9 @@ class Batch:
         # while others decode waits for its first token no longer than it has to.
         if not lengths:
             self._debt_s = 0.0
-        elif self._share < 1:
+        else:
             paid_s = max(0.0, self._debt_s - (seconds - prefill_s))
-            self._debt_s = paid_s + prefill_s * (1 - self._share) / self._share
+            self._debt_s = paid_s + prefill_s * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
         if step.verified:
             self._count(step.batch, seconds - prefill_s)
             with self._observing:
@@ -395,6 +395,6 @@ def open_batch(
         session.on("prompt_graph", graphs.choose)
     return Batch(
         session, BatchGovernor(alone, several, session.draft_max), between,
-        prefill_share=config.prefill_share, piece=pair.target_context.graph_tokens,
-        most=pair.target_context.batch_tokens, continuous=config.cont_batching, before_join=before_join,
+        piece=pair.target_context.graph_tokens, most=pair.target_context.batch_tokens,
+        continuous=config.cont_batching, before_join=before_join,
     )  # fmt: skip

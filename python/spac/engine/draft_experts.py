@@ -17,6 +17,8 @@ from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import margin, room_of, size
 from spac.model.pair import ModelPair
 
+QUANT = "q4_0"
+"""The type of the copies of experts with which a target drafts for itself."""
 _PATIENCE_S = 60.0  # timeout for copying all experts
 
 
@@ -60,16 +62,16 @@ def attach_copies(config: EngineConfig, pair: ModelPair) -> list[str]:
         )
     if pair.target.has_window and not config.swa_full:
         raise InputError(f"draft-type self goes back in the cache, and {name} has a window: add --swa-full")
-    needed, free = experts.draft_copy_bytes(config.draft_quant), device.memory.free
+    needed, free = experts.draft_copy_bytes(QUANT), device.memory.free
     if not experts.draft_bytes:
         try:
-            experts.attach_draft_copies(config.draft_quant, pair.prompt_threads)
+            experts.attach_draft_copies(QUANT, pair.prompt_threads)
         except OutOfMemoryError:
             raise OutOfMemoryError(
-                f"the {config.draft_quant} copies of the experts of {name} take {size(needed)}, and "
-                f"{size(free)} of {device.name} are free: choose a smaller --draft-quant or --draft-type"
+                f"the {QUANT} copies of the experts of {name} take {size(needed)}, and "
+                f"{size(free)} of {device.name} are free: choose another --draft-type"
             ) from None
-    return [f"draft: the target drafts with {config.draft_quant} copies of its experts, {size(needed)}"]
+    return [f"draft: the target drafts with {QUANT} copies of its experts, {size(needed)}"]
 
 
 def detach_draft(experts: _core.Experts | None) -> None:

@@ -33,19 +33,14 @@ class SlotLayers:
     ) -> None:
         """Decide which layers each of the `others` gets.
 
-        `draft` is on the main device too. Raise InputError for numbers of layers that do not fit, and for a
-        device without memory.
+        `draft` is on the main device too. Raise InputError for a device without memory.
         """
         self._main, self._others = main, tuple(others)
         n_own = info.n_layer - info.n_mtp_layers
         wanted = config.gpu_layers.count
         first = 0 if wanted is None else max(0, info.n_layer + 1 - wanted)
         self._layers = [each for each in info.expert_layers if first <= each < n_own]
-        if config.slot_layers is not None:
-            counts = self._given(config.slot_layers, info)
-        else:
-            counts = self._by_memory(config, info, draft)
-        self.counts = counts
+        self.counts = self._by_memory(config, info, draft)
         """The number of layers whose experts each of the other devices has."""
 
     def entries(self) -> _core.SlotLayers:
@@ -63,19 +58,6 @@ class SlotLayers:
         rest = len(self._layers) - sum(self.counts)
         places = ", ".join([f"{rest} on {self._main.name}", *parts])
         return f"--slot-devices: layers whose experts have slots: {places}"
-
-    def _given(self, wanted: tuple[int, ...], info: ModelInfo) -> tuple[int, ...]:
-        """Return the user's numbers. They are less where `--gpu-layers` leaves fewer layers on the device."""
-        most = len([each for each in info.expert_layers if each < info.n_layer - info.n_mtp_layers])
-        if sum(wanted) > most:
-            raise InputError(
-                f"slot_layers: {sum(wanted)} layers, and {info.path.name} has {most} with experts"
-            )
-        left, counts = len(self._layers), []
-        for n in wanted:
-            counts.append(min(n, left))
-            left -= counts[-1]
-        return tuple(counts)
 
     def _by_memory(self, config: EngineConfig, info: ModelInfo, draft: ModelInfo | None) -> tuple[int, ...]:
         """Return numbers of layers that fill the devices' memory with slots alike, as far as estimates tell.
