@@ -10,6 +10,7 @@ import numpy as np
 
 from bench.compare.job import NO_GPU, Job, Result, Run
 from bench.compare.likelihood import PIECE, surprises
+from bench.schedulers.belady import belady
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig, Slots
 from spac.config.engine import MISS_WORDS
@@ -18,7 +19,6 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.machine.arrays import Int32Array
 from spac.model.pair import ModelPair
-from spac.scheduler.belady import belady
 from spac.stats import RunStats
 
 

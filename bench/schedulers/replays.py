@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bench.schedulers.belady import Bound, belady
 from bench.schedulers.machine import MACHINES, Known, Model
 from bench.schedulers.simulation import Simulation
 from spac import _core, scheduler
 from spac.config import Slots
 from spac.costs import Costs
-from spac.scheduler.belady import Bound, belady
 from spac.scheduler.replay import Demand, replay
 
 PRINTED = "moe-spac:paper"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.schedulers.belady import clairvoyant
 from spac import _core, scheduler
 from spac.scheduler import Event, Layer
-from spac.scheduler.belady import clairvoyant
 from spac.scheduler.lookahead_buffer import predicted_uses, window_misses
 from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.scheduler.replay import Demand, replay
