@@ -45,7 +45,6 @@ SURFACE = {
     "spac.governor": "FixedGovernor Governor DraftLengthController RooflineGovernor",
     "spac.scheduler": "Event Layer Plan Scheduler View make names parse share_slots",
     "spac.scheduler.base": "Event Layer Plan Scheduler View share_slots",
-    "spac.scheduler.cost": "UnitCosts",
     "spac.scheduler.ewma": "best_per_pool",
     "spac.stats": "SCHEMA Meter RunStats Setting ratio",
     "spac.demo": "TARGET DRAFT PROMPT SAMPLING",

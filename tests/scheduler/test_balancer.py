@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from spac.costs import ExpertCosts
 from spac.scheduler.balancer import (
     Averages,
     Levels,
@@ -19,7 +20,6 @@ from spac.scheduler.balancer import (
     best_first,
     solve,
 )
-from spac.scheduler.cost import UnitCosts
 
 SECONDS = st.floats(0, 10)
 
@@ -106,9 +106,8 @@ def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
     return utility, demand, resident, pools, (held + spare).astype(np.int32), n_level
 
 
-def times(n_layer: int, **costs: float) -> Times:
-    given_costs = {"cpu_pair": 1.0, "gpu_expert": 0.5, "upload": 2.0, "draft_token": 0.25, **costs}
-    return Times.of((UnitCosts(**given_costs),) * n_layer)
+def times(n_layer: int, upload: float = 2.0) -> Times:
+    return Times.of([ExpertCosts(0.0, 0.0, 1.0, 1.0, 0.5, upload, upload)] * n_layer, 0.25)
 
 
 @given(situations(), st.integers(0, 8))

@@ -20,7 +20,6 @@ from spac.errors import InputError
 from spac.scheduler import Event, Plan, View
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, solve
 from spac.scheduler.choice import OPTIONS
-from spac.scheduler.cost import UnitCosts
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.options import MoeSpacOptions
@@ -145,7 +144,7 @@ def test_by_default_a_level_is_in_the_learned_order_and_keeps_its_residents():
 
 def test_the_paper_s_preset_is_the_printed_system_and_nothing_else():
     costs = known(1e-4, 1e-5, 1e-4)
-    times = Times.of((UnitCosts(cpu_pair=1e-4, gpu_expert=1e-5, upload=1e-4),) * 3)
+    times = Times.of([ExpertCosts(0.0, 0.0, 1e-4, 1e-4, 1e-5, 1e-4, 1e-4)] * 3, 0.0)
     subject: Any = scheduler.make("moe-spac:paper")
     demand = local_demand()
     exists, pools = np.ones((3, 16), np.bool_), Pools(np.zeros(3, np.int32), np.array([8], np.int32))

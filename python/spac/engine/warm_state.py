@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,7 @@ from spac import env
 from spac.costs.cache import fingerprint, make_folder
 from spac.errors import InputError
 from spac.machine.files import check_writable, write_atomically
-from spac.scheduler.base import Plan, StateArrays
-
-if TYPE_CHECKING:
-    from spac.scheduler.driver import LayerInfo
+from spac.scheduler.base import Layer, Plan, StateArrays
 
 FORMAT = 1
 MOST_BYTES = 512 << 20
@@ -38,7 +35,7 @@ _LEARNED = "scheduler."  # the prefix of the arrays' names
 Facts = dict[str, Any]
 
 
-def facts_of(target: Path, layers: Sequence[LayerInfo]) -> Facts:
+def facts_of(target: Path, layers: Sequence[Layer]) -> Facts:
     """Return the facts that identify a target, whatever its file is called.
 
     The first part of a split file stands for the whole file. Raise InputError if it cannot be read.

@@ -7,7 +7,6 @@ from time import monotonic_ns, perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spac.governor.base import FixedGovernor, Governor
-from spac.machine.arrays import Int32Array
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -22,18 +21,7 @@ class Timeline(Protocol):
         """Add a span of time in nanoseconds to a track."""
 
 
-class WantsExperts(Protocol):
-    """Learns from the experts that a step wanted; see `Governor`."""
-
-    @property
-    def wants_experts(self) -> bool:
-        """True if `demand` and the misses of the running step are of use."""
-
-    def demand(self, counts: Int32Array, n_verified: int) -> None:
-        """Record the step's activations, int32 [L, N]."""
-
-
-def miss_costs(learner: WantsExperts, step: _core.Step) -> tuple[int, float]:
+def miss_costs(learner: Governor, step: _core.Step) -> tuple[int, float]:
     """Return a step's misses and their seconds, and show it its demand; (-1, 0) if these are not wanted."""
     if not learner.wants_experts:
         return -1, 0.0

@@ -102,28 +102,8 @@ class RooflineGovernor(Governor):
         self._since_s, self._own_s = 0.0, 0.0  # time of the steps since the last decision; of a decision
         self._refreshed_s = self._next_look_s = 0.0
         self.curve: Curve | None = None
-        """The model as of the last decision, in seconds at a speed of 1 (`speed`)."""
+        """The model as of the last decision, in seconds at a speed of 1 (`times.Speed`)."""
         self._cycle = self._verify = self._tokens = [0.0] * (longest + 1)
-
-    @property
-    def in_force(self) -> int:
-        """k* as of the last decision. A probe may be in progress instead."""
-        return self._k
-
-    @property
-    def speed(self) -> float:
-        """The ratio by which the machine is slower now than in the curve's units."""
-        return self._speed.factor
-
-    @property
-    def decision_s(self) -> float:
-        """The seconds that a decision takes, by the last ones."""
-        return self._own_s
-
-    @property
-    def price(self) -> float:
-        """The seconds of one miss, at a speed of 1."""
-        return self._price
 
     @property
     def plain_s(self) -> float:
@@ -294,7 +274,7 @@ class RooflineGovernor(Governor):
         missed_s = self._price * misses
         total = np.maximum(self._times.estimate(missed_s) + missed_s, 1e-9)
         self._verify = total.tolist()
-        base_s, token_s = self._draft.base_s / self.speed, self._draft.token_s / self.speed
+        base_s, token_s = self._draft.base_s / self._speed.factor, self._draft.token_s / self._speed.factor
         return Costs(base_s, token_s, total - missed_s, misses, self._price)
 
     def _with_changes(self, cycle: Float64Array) -> Float64Array:
@@ -327,7 +307,8 @@ class RooflineGovernor(Governor):
         hope = 1 - np.exp((offered - self._step) / 24)
         certain = now.tokens / now.cycle
         reach = tokens(optimistic(rates, trials, hope * (not self._climb)), np.maximum(go_on, hope))
-        doubt = self._times.doubt(np.array(self._verify), self._step, self._speed.factor)
+        speed = self._speed.factor
+        doubt = self._times.doubt(np.array(self._verify), self._step, speed)
         promise = reach / (now.cycle * (1 - doubt))
         if self._climb:
             k = self._climb.pop(0)
@@ -341,7 +322,7 @@ class RooflineGovernor(Governor):
         allowed = np.zeros(len(certain), np.bool_)
         allowed[self._shortest : k_max + 1] = allowed[0] = True
         loss = probes.STEPS * now.cycle * (1 - certain / certain[self._k]) + 2 * self._change_s
-        return self._probes.pick(self._step, self._k, allowed, promise / certain[self._k], loss * self.speed)
+        return self._probes.pick(self._step, self._k, allowed, promise / certain[self._k], loss * speed)
 
     def _between_seen(self, promising: BoolArray, k_max: int) -> int | None:
         """Return a promising length halfway between the best and its next seen neighbour, or None."""

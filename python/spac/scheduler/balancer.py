@@ -28,14 +28,15 @@ gets as many experts as slots and time allow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from spac.costs import ExpertCosts
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.scheduler.cost import UnitCosts
 
 _WARM_UP = 8  # first steps, of which the averages are plain means
 _SHARE = 0.05  # weight of a new step in the averages; about 20 steps count, because demand changes
@@ -117,7 +118,7 @@ class Averages:
 
 @dataclass(frozen=True)
 class Times:
-    """The unit times of every layer, in seconds; see `UnitCosts`."""
+    """The unit times of every layer, in seconds."""
 
     cpu: Float64Array  # [2, L, 1] per pair and per distinct expert
     gpu: Float64Array  # [L, 1] per distinct expert
@@ -126,18 +127,25 @@ class Times:
     cpu_layer: Float64Array | None = None  # [L, 1] per layer with anything on the CPU; None where it is 0
 
     @classmethod
-    def of(cls, costs: tuple[UnitCosts, ...]) -> Times:
-        """Return the times of all layers. costs: of every layer; all have the same draft model."""
-        units = [(cost.cpu_pair, cost.cpu_expert, cost.gpu_expert, cost.upload) for cost in costs]
-        columns = np.array(units, np.float64).reshape(-1, 4).T[:, :, None]
-        per_layer = np.array([cost.cpu_layer for cost in costs], np.float64)[:, None]
-        return cls(
-            cpu=columns[:2],
-            gpu=columns[2],
-            upload=columns[3],
-            draft_token=costs[0].draft_token if costs else 0.0,
-            cpu_layer=per_layer if per_layer.any() else None,
-        )
+    def of(cls, costs: Sequence[ExpertCosts], draft_token: float, *, by_expert: bool = True) -> Times:
+        """Return the times of all layers. costs: of every layer's experts.
+
+        by_expert=False uses a time per pair only (Eq. 7 as printed). A kernel that reads an expert's weights
+        once for all tokens that want it also takes a time per distinct expert. The time of an upload is the
+        one that it takes while both sides compute.
+        """
+        units = [
+            (
+                each.cpu_pair_s if by_expert else each.cpu_pair_only_s,
+                each.cpu_expert_s if by_expert else 0.0,
+                each.device_expert_s,
+                each.upload_busy_s,
+                each.cpu_layer_s if by_expert else 0.0,
+            )
+            for each in costs
+        ]
+        columns = np.array(units, np.float64).reshape(-1, 5).T[:, :, None]
+        return cls(columns[:2], columns[2], columns[3], draft_token, columns[4] if columns[4].any() else None)
 
     def spent(self, total: Float64Array, on_device: Float64Array) -> tuple[Float64Array, Float64Array]:
         """Return (T_cpu, T_gpu) (Eq. 7, 8), each float64 [L, K].

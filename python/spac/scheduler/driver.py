@@ -5,54 +5,22 @@ It turns the session's events into views, and the scheduler's plans into orders 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from threading import RLock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from spac.costs import Layer as CostedLayer
 from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Float32Array, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.demand import DemandRecorder, critical_only
 
+if TYPE_CHECKING:
+    from spac import _core
+
 _KEPT = 31
 """Steps before the last one whose routes are kept for the layer that computes no prompt."""
-
-
-class LayerInfo(CostedLayer, Protocol):
-    """A layer as the mechanism describes it (`spac._core.LayerInfo`)."""
-
-    @property
-    def name(self) -> str:
-        """The layer's name in the model's file."""
-
-    @property
-    def n_expert(self) -> int:
-        """The number of experts."""
-
-
-class Experts(Protocol):
-    """The part of the mechanism that a driver uses (`spac._core.Experts`)."""
-
-    @property
-    def layers(self) -> Sequence[LayerInfo]:
-        """The model's MoE layers, in the order in which they run."""
-
-    @property
-    def pool_slots(self) -> list[int]:
-        """The number of slots of every pool."""
-
-    def residency(self) -> Int32Array:
-        """Return the slot of every expert, int32 [L, N]; -1 if it is not resident."""
-
-    def routes(self) -> Int32Array:
-        """Return the experts of every token of the last verification, int32 [L, T, U]."""
-
-    def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
-        """Make the reconciler drive the slots toward a plan."""
 
 
 class TargetRoutes(Protocol):
@@ -75,7 +43,7 @@ class TargetRoutes(Protocol):
         """The confidences of the last result of `drafted` or `at_end`, float32 [L, T, U]."""
 
 
-def layers_of(experts: Experts) -> tuple[Layer, ...]:
+def layers_of(experts: _core.Experts) -> tuple[Layer, ...]:
     """Return the MoE layers of a model as schedulers see them."""
     return tuple(Layer(x.name, x.n_expert, x.n_used, x.expert_bytes, x.pool) for x in experts.layers)
 
@@ -89,7 +57,7 @@ class Driver:
     def __init__(
         self,
         scheduler: Scheduler,
-        experts: Experts,
+        experts: _core.Experts,
         costs: LiveCosts | None = None,
         routes: TargetRoutes | None = None,
     ) -> None:

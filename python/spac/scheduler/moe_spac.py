@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
+from spac.costs import ExpertCosts
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
 from spac.scheduler.base import UNIT, Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.cost import UnitCosts
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.options import MoeSpacOptions
 from spac.scheduler.static import StaticScheduler
@@ -171,11 +171,10 @@ class MoeSpacScheduler(Scheduler):
         by_expert = not self.options.printed
         if view.costs is not None:
             costs = view.costs.costs
-            pools = [UnitCosts.of(each, costs.draft_token_s, by_expert=by_expert) for each in costs.experts]
-            units = [pools[layer.pool] for layer in view.layers]
+            units, draft_token_s = [costs.experts[layer.pool] for layer in view.layers], costs.draft_token_s
         else:
-            units = [UnitCosts.guessed(layer.expert_bytes, by_expert=by_expert) for layer in view.layers]
-        return Times.of(tuple(units))
+            units, draft_token_s = [ExpertCosts.guessed(layer.expert_bytes) for layer in view.layers], 1e-3
+        return Times.of(units, draft_token_s, by_expert=by_expert)
 
     def _balanced(self, view: View, utility: Int32Array, resident: BoolArray) -> Int32Array:
         """Return τ for the next step, int32 [L]."""

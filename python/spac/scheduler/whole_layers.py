@@ -55,29 +55,6 @@ _AT_ONCE = 4  # at most 1/4 of a pool changes at once: of its layers, and of its
 _FIRST = (1 << 32) - 1  # for keys of equal priority: the lower index gets the higher key
 
 
-@dataclass(frozen=True)
-class Times:
-    """Unit times in seconds; lists are by pool, [P]."""
-
-    cpu_expert: list[float]
-    cpu_pair: list[float]
-    device_expert: list[float]
-    upload: list[float]
-    hand_off: float  # below 0: unknown
-
-    @classmethod
-    def of(cls, costs: Costs) -> Times:
-        """Return the times of measured or guessed costs."""
-        experts = costs.experts
-        return cls(
-            [each.cpu_expert_s for each in experts],
-            [each.cpu_pair_s for each in experts],
-            [each.device_expert_s for each in experts],
-            [each.upload_busy_s for each in experts],
-            -1.0 if costs.hand_off_s is None else costs.hand_off_s,
-        )
-
-
 class WholeLayers:
     """Chooses the layers that are to be whole, by a scheduler's probabilities of use and priorities."""
 
@@ -95,7 +72,7 @@ class WholeLayers:
         self._gain: Float64Array = np.zeros(view.n_layer)  # average gains, in uses
         self._seen: Float64Array = np.zeros((n_pool, 3, 2))  # kept, others, best: predicted uses and uses
         self._looks: Int32Array = np.zeros((n_pool, 2), np.int32)  # looks ever, and since the last change
-        self._times: Times | None = None
+        self._costs: Costs | None = None
         self._steps = 0
 
     def observe(self, view: View, chance: Float64Array, priority: Int32Array | None) -> bool:
@@ -108,15 +85,15 @@ class WholeLayers:
         self._steps += 1
         if priority is None or view.costs is None or self._steps % EVERY:
             return False
-        if self._times is None or self._steps % COSTS_EVERY == 0:
-            known = self._times is None or self._times.hand_off >= 0
-            self._times = Times.of(view.costs.costs)
-            if not known and self._times.hand_off >= 0:
+        if self._costs is None or self._steps % COSTS_EVERY == 0:
+            known = self._costs is None or self._costs.hand_off_s is not None
+            self._costs = view.costs.costs
+            if not known and self._costs.hand_off_s is not None:
                 self._looks[:, 1] = 0
         # Whole numbers, so that sums depend on no order.
         likely = np.rint(chance * UNIT).astype(np.int64)
         changed = [
-            self._look(pool, self._times, likely, priority, view) for pool in range(len(self._pool_slots))
+            self._look(pool, self._costs, likely, priority, view) for pool in range(len(self._pool_slots))
         ]
         return any(changed)
 
@@ -142,27 +119,28 @@ class WholeLayers:
     def _count_slots(self) -> None:
         self.slots_left[:] = [self._left(pool) for pool in range(len(self.slots_left))]
 
-    def _look(self, pool: int, times: Times, likely: Int64Array, priority: Int32Array, view: View) -> bool:
+    def _look(self, pool: int, costs: Costs, likely: Int64Array, priority: Int32Array, view: View) -> bool:
         mine = np.flatnonzero(self._pool == pool)
         used = (view.demand[mine] > 0) & self._exists[mine]
         distinct = int(used.sum())
         if not distinct:
             return False
-        each = times.cpu_expert[pool] + times.cpu_pair[pool] * (int(view.demand[mine].sum()) / distinct)
+        unit, hand_off_s = costs.experts[pool], costs.hand_off_s
+        each = unit.cpu_expert_s + unit.cpu_pair_s * (int(view.demand[mine].sum()) / distinct)
         if each <= 0:
             return False
         pool_view = _Pool.of(self, pool, mine, likely[mine], priority[mine], used)
         self._looks[pool] += 1
         ratios = pool_view.ratios(max(1.0 / self._looks[pool, 0], _SHARE), self._seen[pool])
-        hand_off, now = pool_view.gains(ratios, times, pool, each)
+        hand_off, now = pool_view.gains(ratios, hand_off_s or 0.0, unit.device_expert_s, each)
         gain = self._gain[mine]
         gain += max(1.0 / self._looks[pool, 1], _SHARE) * (now - gain)
         self._gain[mine] = gain
         loading = pool_view.whole[:, None] & self._exists[mine] & (view.slot_of[mine] < 0)
         if self._looks[pool, 1] < _LOOKS or loading.any():
             return False
-        price = times.upload[pool] / (each * _HORIZON)
-        if times.hand_off < 0:
+        price = unit.upload_busy_s / (each * _HORIZON)
+        if hand_off_s is None:
             changed = self._try_one(pool_view, gain)
         else:
             changed = self._leave(pool_view, gain, price) or self._join(
@@ -287,13 +265,13 @@ class _Pool:
         return found
 
     def gains(
-        self, ratios: list[float], times: Times, pool: int, each: float
+        self, ratios: list[float], hand_off_s: float, device_expert_s: float, each: float
     ) -> tuple[Float64Array, Float64Array]:
         """Return two gains of every layer, float64 [M] each, in uses.
 
         The first is the gain of no hand-off, and the second is the gain of being whole.
         """
-        saved = max(times.hand_off, 0.0) - times.device_expert[pool] * (self.likely.sum(axis=1) / UNIT)
+        saved = hand_off_s - device_expert_s * (self.likely.sum(axis=1) / UNIT)
         # Whole layers have no `others`, so they are brought nothing.
         brought = ratios[1] * ((self.likely * self.others).sum(axis=1) / UNIT)
         lost = ratios[0] * (self.sums[np.minimum(self.missing, len(self.sums) - 1)] / UNIT)
