@@ -140,7 +140,7 @@ def test_a_configuration_needs_no_engine():
 
 
 def test_the_contract_of_schedulers_reads_no_text():
-    parsers = {"spac.scheduler", "spac.scheduler.choice", "spac.scheduler.options"}
+    parsers = {"spac.scheduler", "spac.scheduler.choice"}
     names = {name.rpartition(".")[0] for _, name in imported(MODULES["spac.scheduler.base"])}
     assert not names & parsers
 

@@ -18,7 +18,7 @@ from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.report.reading import Recording, read
-from spac.scheduler.options import MoeSpacOptions
+from spac.scheduler.choice import MoeSpacOptions
 from spac.stats.recording import COUNTERS, Recorder
 from tests.report.conftest import TIMEOUT_S, report_of
 from tests.report.conftest import spac as run_spac

@@ -19,10 +19,9 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, View
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, solve
-from spac.scheduler.choice import OPTIONS
+from spac.scheduler.choice import OPTIONS, MoeSpacOptions
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
-from spac.scheduler.options import MoeSpacOptions
 from spac.scheduler.replay import Demand, replay
 from spac.scheduler.utility import UtilityEstimator
 from tests.scheduler.views import demands, make_view, models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spac.scheduler.reuse import STEPS, Reuse
+from spac.scheduler.price import STEPS, Reuse
 
 RESIDENT = np.arange(100).reshape(2, 50) % 2 == 0
 

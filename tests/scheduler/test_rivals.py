@@ -18,7 +18,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.scheduler import Event, moe_infinity, profiled, share_slots
+from spac.scheduler import Event, fixed, moe_infinity, share_slots
 from spac.scheduler.adapmoe import divide, expected_loads
 from spac.scheduler.fate import Arc, shallow_shares
 from spac.scheduler.hybrimoe import transferred
@@ -240,7 +240,7 @@ def test_the_nearest_earlier_text_foretells(monkeypatch):
 
 
 def test_the_set_is_that_of_the_most_used_experts_whenever_the_tokens_have_doubled(monkeypatch):
-    monkeypatch.setattr(profiled, "FIRST", 6)
+    monkeypatch.setattr(fixed, "FIRST", 6)
     rng = np.random.default_rng(1)
     view = make_view([7, 5, 7], [3, 2], [0, 0, 1])
     subject = scheduler.make("profiled")

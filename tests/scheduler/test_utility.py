@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spac.scheduler.options import MoeSpacOptions
+from spac.scheduler.choice import MoeSpacOptions
 from spac.scheduler.utility import UtilityEstimator
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from spac.errors import InputError
 from spac.machine.device_memory import SIZES, parse_size, size
@@ -150,71 +150,58 @@ class VramLimit:
 
 
 @dataclass(frozen=True)
-class StreamBatch:
+class _Tokens:
+    """A number of tokens that a user can leave to spac."""
+
+    tokens: int | None = None
+
+    NAME: ClassVar[str]
+    ACCEPTED: ClassVar[str]
+    RANGE: ClassVar[range]
+
+    @classmethod
+    def parse(cls, value: Self | str | int) -> Self:
+        """Return the number that a user's value means. Raises InputError."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.strip().lower() == "auto":
+            return cls()
+        try:
+            tokens = int(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            tokens = -1
+        if isinstance(value, bool | float) or tokens not in cls.RANGE:
+            raise InputError(f"{cls.NAME}: {value!r} is not {cls.ACCEPTED}")
+        return cls(tokens)
+
+    def __str__(self) -> str:
+        return "auto" if self.tokens is None else str(self.tokens)
+
+
+class StreamBatch(_Tokens):
     """The batch size, in tokens, from which prompts run all experts on the device.
 
     0 means never. None means that the size is estimated from measured costs.
     """
 
-    tokens: int | None = None
-
-    ACCEPTED = "'auto', or a number of tokens (0: never)"
+    NAME, ACCEPTED, RANGE = "stream_batch", "'auto', or a number of tokens (0: never)", range(2**31)
     LEAST = 32
     """Tokens. `auto` never streams smaller batches, which may be verifications."""
 
-    @classmethod
-    def parse(cls, value: StreamBatch | str | int) -> StreamBatch:
-        """Return the batch size that a user's value means. Raises InputError."""
-        if isinstance(value, StreamBatch):
-            return value
-        if isinstance(value, str) and value.strip().lower() == "auto":
-            return cls()
-        try:
-            tokens = int(value)
-        except ValueError:
-            tokens = -1
-        if isinstance(value, bool | float) or not 0 <= tokens < 2**31:
-            raise InputError(f"stream_batch: {value!r} is not {cls.ACCEPTED}")
-        return cls(tokens)
 
-    def __str__(self) -> str:
-        return "auto" if self.tokens is None else str(self.tokens)
-
-
-@dataclass(frozen=True)
-class GraphTokens:
+class GraphTokens(_Tokens):
     """The number of tokens of one graph. None means that it is chosen for each prompt."""
 
-    tokens: int | None = None
-
-    ACCEPTED = "'auto', or a number of tokens (1 to 65536)"
+    NAME, ACCEPTED, RANGE = "ubatch", "'auto', or a number of tokens (1 to 65536)", range(1, 2**16 + 1)
     SMALL = 512
     """Tokens. With `auto`, graphs have so many tokens unless a prompt gains by larger ones."""
     LARGE = 8192
     """Tokens. `auto` never makes larger graphs."""
 
-    @classmethod
-    def parse(cls, value: GraphTokens | str | int) -> GraphTokens:
-        """Return the number that a user's value means. Raises InputError."""
-        if isinstance(value, GraphTokens):
-            return value
-        if isinstance(value, str) and value.strip().lower() == "auto":
-            return cls()
-        try:
-            tokens = int(value)
-        except (TypeError, ValueError):
-            tokens = 0
-        if isinstance(value, bool | float) or not 1 <= tokens <= 2**16:
-            raise InputError(f"ubatch: {value!r} is not {cls.ACCEPTED}")
-        return cls(tokens)
-
     @property
     def least(self) -> int:
         """The tokens of graphs for which a context is made."""
         return self.SMALL if self.tokens is None else self.tokens
-
-    def __str__(self) -> str:
-        return "auto" if self.tokens is None else str(self.tokens)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from spac.scheduler.base import Event, Layer, Plan, Scheduler, View, share_slots
 from spac.scheduler.choice import SchedulerChoice, names, parse
 from spac.scheduler.ewma import EwmaScheduler
 from spac.scheduler.fate import FateScheduler
+from spac.scheduler.fixed import NoneScheduler, ProfiledScheduler, StaticScheduler
 from spac.scheduler.hybrimoe import HybriMoeScheduler
 from spac.scheduler.logistic import LogisticScheduler
 from spac.scheduler.lru import LruScheduler
@@ -16,10 +17,7 @@ from spac.scheduler.mixtral_offloading import MixtralOffloadingScheduler
 from spac.scheduler.moe_infinity import MoeInfinityScheduler
 from spac.scheduler.moe_spac import MoeSpacScheduler
 from spac.scheduler.moe_speq import MoeSpeqScheduler
-from spac.scheduler.none import NoneScheduler
-from spac.scheduler.profiled import ProfiledScheduler
 from spac.scheduler.sp_moe import SpMoeScheduler
-from spac.scheduler.static import StaticScheduler
 
 _SCHEDULERS: dict[str, type[Scheduler]] = {
     scheduler.name: scheduler

@@ -60,7 +60,7 @@ import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.scheduler.base import LEAST, Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.options import LogisticOptions
+from spac.scheduler.choice import LogisticOptions
 from spac.scheduler.price import CopyPrice
 from spac.scheduler.whole_layers import WholeLayers
 

@@ -32,9 +32,9 @@ from spac.costs import ExpertCosts
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
 from spac.scheduler.base import UNIT, Event, Plan, Scheduler, StateArrays, View
+from spac.scheduler.choice import MoeSpacOptions
+from spac.scheduler.fixed import StaticScheduler
 from spac.scheduler.logistic import LogisticScheduler
-from spac.scheduler.options import MoeSpacOptions
-from spac.scheduler.static import StaticScheduler
 from spac.scheduler.utility import WHOLE_STEP, UtilityEstimator
 from spac.scheduler.whole_layers import COSTS_EVERY, WholeLayers
 

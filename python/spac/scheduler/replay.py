@@ -30,9 +30,7 @@ class Replay:
     distinct: int
     distinct_hit: int
     uploads: int
-    upload_bytes: int
     evictions: int
-    wasted: int  # uploads evicted (or left at the end) without a single hit
     resident: BoolArray  # [T, L, N] the experts that each step found resident
 
     @property
@@ -53,34 +51,21 @@ class _Slots:
         self._layers = layers
         self._table = _core.SlotTable([(x.n_expert, x.pool) for x in layers], list(pool_slots))
         self.slot_of: Int32Array = np.full((len(layers), n_expert), -1, np.int32)
-        self._unused: BoolArray = np.zeros(self.slot_of.shape, np.bool_)  # loaded, and not hit since then
-        self.uploads = self.upload_bytes = self.evictions = self.wasted = 0
+        self.uploads = self.evictions = 0
 
-    def use(self, demand: Int32Array) -> None:
-        """Mark the experts that a step uses as hit."""
-        self._unused &= demand == 0
-
-    def settle(self, plan: Plan, cursor: int, max_uploads: int | None) -> None:
+    def settle(self, plan: Plan, max_uploads: int | None) -> None:
         """Copy and evict experts toward the plan, `max_uploads` copies at most; None for no limit."""
         if max_uploads == 0:
             return
-        steps = self._table.toward(plan.priority, plan.threshold, cursor)
+        steps = self._table.toward(plan.priority, plan.threshold, 0)
         for _, load, victim in steps[:max_uploads]:
             if victim is not None:
                 slot = self._table.evict(*victim)
                 self._table.release(self._layers[victim[0]].pool, slot)
                 self.slot_of[victim] = -1
                 self.evictions += 1
-                self.wasted += int(self._unused[victim])
-                self._unused[victim] = False
             self.slot_of[load] = self._table.acquire(*load)
-            self._unused[load] = True
             self.uploads += 1
-            self.upload_bytes += self._layers[load[0]].expert_bytes
-
-    def close(self) -> None:
-        """Count the experts that are left without a hit as wasted."""
-        self.wasted += int(self._unused.sum())
 
 
 def _share(total: int | None, index: int, n: int) -> int | None:
@@ -94,16 +79,15 @@ def replay(
     slots: int | Sequence[int],
     *,
     max_uploads: int | None = None,
-    cursor: int = 0,
     costs: LiveCosts | None = None,
 ) -> Replay:
     """Run a scheduler over recorded demand, and return its result.
 
     slots: the slots of the model, divided as the mechanism does, or the slots of every pool. max_uploads: the
-    most experts that can be copied between two steps. cursor: the layer that counts as the next to run when
-    copies are chosen. costs: the costs that the scheduler sees. A scheduler that follows a draft's routes
-    gets the recorded ones, if there are any. Those of the target's routers come layer by layer while a token
-    is drafted. Raise InputError for a scheduler that needs them, and they were not recorded.
+    most experts that can be copied between two steps. costs: the costs that the scheduler sees. A scheduler
+    that follows a draft's routes gets the recorded ones, if there are any. Those of the target's routers come
+    layer by layer while a token is drafted. Raise InputError for a scheduler that needs them, and they were
+    not recorded.
     """
     n_expert = demand.counts.shape[2]
     shapes = [(x.n_expert, x.pool) for x in demand.layers]
@@ -129,7 +113,7 @@ def replay(
         """Copy experts while the draft of this step is made, and ask the scheduler at each of its tokens."""
         n_drafted = int(demand.verified[step]) - 1
         if not scheduler.events & {Event.DRAFT_TOKEN, Event.DRAFT_END}:
-            state.settle(plan, cursor, max_uploads)
+            state.settle(plan, max_uploads)
             return
         tokens = routes_of_step(drafts, step, scheduler)
         shares = None if drafts is None or demand.draft_shares is None else demand.draft_shares[step]
@@ -137,27 +121,25 @@ def replay(
         for index in range(n_token):
             if Event.DRAFT_LAYER in scheduler.events and n_drafted:
                 for layer in range(n_layer):
-                    state.settle(
-                        plan, cursor, _share(max_uploads, index * n_layer + layer, n_token * n_layer)
-                    )
+                    state.settle(plan, _share(max_uploads, index * n_layer + layer, n_token * n_layer))
                     seen = known_layers(tokens, index, layer)
                     ask(
                         Event.DRAFT_LAYER,
                         replace(view, step=step, n_drafted=index, draft_routes=seen, layer=layer),
                     )
             else:
-                state.settle(plan, cursor, _share(max_uploads, index, n_token))
+                state.settle(plan, _share(max_uploads, index, n_token))
             if n_drafted:
                 seen = tokens[:, : index + 1]
                 known = None if shares is None else shares[:, : seen.shape[1]]
                 now = replace(view, step=step, n_drafted=index + 1, draft_routes=seen, draft_shares=known)
                 ask(Event.DRAFT_TOKEN, now)
         at_once = None if max_uploads is None else 0  # the verification follows the last token
-        state.settle(plan, cursor, at_once)
+        state.settle(plan, at_once)
         known = None if shares is None else shares[:, : tokens.shape[1]]
         now = replace(view, step=step, n_drafted=n_drafted, draft_routes=tokens, draft_shares=known)
         ask(Event.DRAFT_END, now)
-        state.settle(plan, cursor, at_once)
+        state.settle(plan, at_once)
 
     ask(Event.START, view)
     for step, counts in enumerate(demand.counts):
@@ -166,7 +148,6 @@ def replay(
         np.greater_equal(state.slot_of, 0, out=resident)
         activations_hit += int(counts[resident].sum())
         distinct_hit += int(np.count_nonzero(counts[resident]))
-        state.use(counts)
         verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
         now = replace(
             view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified, n_accepted=accepted,
@@ -174,16 +155,13 @@ def replay(
             routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
         )  # fmt: skip
         ask(Event.VERIFY_END, now)
-        state.settle(plan, cursor, max_uploads if step + 1 == len(demand.counts) else 0)
-    state.close()
+        state.settle(plan, max_uploads if step + 1 == len(demand.counts) else 0)
     return Replay(
         activations=int(demand.counts.sum()),
         activations_hit=activations_hit,
         distinct=int(np.count_nonzero(demand.counts)),
         distinct_hit=distinct_hit,
         uploads=state.uploads,
-        upload_bytes=state.upload_bytes,
         evictions=state.evictions,
-        wasted=state.wasted,
         resident=found,
     )

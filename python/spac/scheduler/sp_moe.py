@@ -10,9 +10,9 @@ import numpy as np
 from spac.costs import Costs
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, View
+from spac.scheduler.choice import SpMoeOptions
 from spac.scheduler.lookahead_buffer import predicted_uses
 from spac.scheduler.lru import LruScheduler
-from spac.scheduler.options import SpMoeOptions
 
 _LATER = 1 << 31  # lead of a use in the verification over a prediction for it: half a step of an LRU's times
 

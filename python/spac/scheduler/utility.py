@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.scheduler.options import MoeSpacOptions
+from spac.scheduler.choice import MoeSpacOptions
 
 WHOLE_STEP = 9
 """γ + 1: the tokens of a step that counts in full. Shorter steps count in proportion."""

@@ -1,15 +1,38 @@
-"""A scheduler that keeps a fixed set: the experts that were used most so far."""
+"""Schedulers that keep a fixed set of experts or none: baselines that tell what choosing is worth."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from spac.machine.arrays import Int64Array
-from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.static import StaticScheduler
+from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View, share_slots
 
 FIRST = 64
-"""The tokens after which the set is chosen for the first time."""
+"""The tokens after which `profiled` chooses its set for the first time."""
+
+
+class NoneScheduler(Scheduler):
+    """Keeps no expert resident. Every expert runs on the CPU."""
+
+    name = "none"
+    events = frozenset({Event.START})
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        """Return the plan that wants no expert."""
+        return Plan.nothing(view.n_layer, view.n_expert)
+
+
+class StaticScheduler(Scheduler):
+    """Keeps the first experts of every layer, as many as the layer's share of the slots."""
+
+    name = "static"
+    events = frozenset({Event.START})
+    lookahead = 0
+
+    def on(self, event: Event, view: View) -> Plan | None:
+        """Return the plan of the fixed set."""
+        wanted = np.arange(view.n_expert)[None, :] < share_slots(view.layers, view.pool_slots)[:, None]
+        return Plan(wanted.astype(np.int32), np.ones(view.n_layer, np.int32))
 
 
 class ProfiledScheduler(Scheduler):
