@@ -6,7 +6,7 @@ InputError for arguments that it cannot use.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -1020,6 +1020,42 @@ class Projector:
         decoded, and for another number of markers.
         """
 
+class _Sampling(TypedDict, total=False):
+    """The sampling parameters of a session, llama.cpp's, with their defaults.
+
+    temp <= 0 is greedy, and seed None is a random seed.
+    """
+
+    seed: int | None  # None
+    temp: float  # 0.8
+    top_k: int  # 40
+    top_p: float  # 0.95
+    min_p: float  # 0.05
+    typ_p: float  # 1.0
+    top_n_sigma: float  # -1.0
+    xtc_probability: float  # 0.0
+    xtc_threshold: float  # 0.1
+    dynatemp_range: float  # 0.0
+    dynatemp_exponent: float  # 1.0
+    repeat_last_n: int  # 64
+    repeat_penalty: float  # 1.0
+    frequency_penalty: float  # 0.0
+    presence_penalty: float  # 0.0
+    dry_multiplier: float  # 0.0
+    dry_base: float  # 1.75
+    dry_allowed_length: int  # 2
+    dry_penalty_last_n: int  # 64
+    mirostat: int  # 0
+    mirostat_lr: float  # 0.1
+    mirostat_ent: float  # 5.0
+    mirostat_penalizes: bool  # False
+    grammar: str  # ""
+    logit_bias: Mapping[int, float]
+    ignore_eos: bool  # False
+    samplers: Sequence[str] | None  # None
+    chat: ChatPrompt | None  # None
+    reasoning_budget: int  # -1
+
 class Session:
     """A session that drafts and verifies one sequence of tokens.
 
@@ -1046,38 +1082,10 @@ class Session:
         ngram_size_m: int = 48,
         ngram_mod_n_match: int = 24,
         ngram_mod_n_min: int = 48,
-        seed: int | None = None,
-        temp: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typ_p: float = 1.0,
-        top_n_sigma: float = -1.0,
-        xtc_probability: float = 0.0,
-        xtc_threshold: float = 0.1,
-        dynatemp_range: float = 0.0,
-        dynatemp_exponent: float = 1.0,
-        repeat_last_n: int = 64,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        dry_multiplier: float = 0.0,
-        dry_base: float = 1.75,
-        dry_allowed_length: int = 2,
-        dry_penalty_last_n: int = 64,
-        mirostat: int = 0,
-        mirostat_lr: float = 0.1,
-        mirostat_ent: float = 5.0,
-        mirostat_penalizes: bool = False,
-        grammar: str = "",
-        logit_bias: Mapping[int, float] = ...,
-        ignore_eos: bool = False,
-        samplers: Sequence[str] | None = None,
-        chat: ChatPrompt | None = None,
-        reasoning_budget: int = -1,
         prompt_cache_bytes: int = 0,
         n_checkpoints: int = 0,
         checkpoint_step: int = 8192,
+        **sampling: Unpack[_Sampling],
     ) -> None:
         """Make a session on contexts, which are given as the addresses of llama_contexts.
 
@@ -1088,8 +1096,7 @@ class Session:
         for keep_draft_routes(). `projector` reads the images of prompts.
 
         `draft_types` are llama.cpp's names (draft_types()). With none, or with draft_max 0, the session
-        decodes without drafts. The first draft length is `draft_max`. Sampling parameters are
-        llama.cpp's. temp <= 0 is greedy, and seed None is a random seed.
+        decodes without drafts. The first draft length is `draft_max`.
 
         `prompt_cache_bytes` of host memory hold sequences that prefill() replaces by others. A prompt that
         continues one of them is not evaluated from the start. `n_checkpoints` apply to a memory that cannot
@@ -1121,39 +1128,7 @@ class Session:
         Tokens that follow them in the context are dropped. `n_past` says how many of them are really there.
         The next call must be prefill().
         """
-    def set_sampling(
-        self,
-        *,
-        seed: int | None = None,
-        temp: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typ_p: float = 1.0,
-        top_n_sigma: float = -1.0,
-        xtc_probability: float = 0.0,
-        xtc_threshold: float = 0.1,
-        dynatemp_range: float = 0.0,
-        dynatemp_exponent: float = 1.0,
-        repeat_last_n: int = 64,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        dry_multiplier: float = 0.0,
-        dry_base: float = 1.75,
-        dry_allowed_length: int = 2,
-        dry_penalty_last_n: int = 64,
-        mirostat: int = 0,
-        mirostat_lr: float = 0.1,
-        mirostat_ent: float = 5.0,
-        mirostat_penalizes: bool = False,
-        grammar: str = "",
-        logit_bias: Mapping[int, float] = ...,
-        ignore_eos: bool = False,
-        samplers: Sequence[str] | None = None,
-        chat: ChatPrompt | None = None,
-        reasoning_budget: int = -1,
-    ) -> None:
+    def set_sampling(self, **sampling: Unpack[_Sampling]) -> None:
         """Set how to sample from the next prefill on.
 
         Raise InputError for invalid parameters, and change nothing then.
@@ -1397,7 +1372,12 @@ class ParallelSession:
         the parts do not fit together, and for a target with a recurrent memory.
         """
     def join(
-        self, tokens: Sequence[int] | Int32Array, *, n_unseen: int = 0, n_top: int = -1, **sampling: Any
+        self,
+        tokens: Sequence[int] | Int32Array,
+        *,
+        n_unseen: int = 0,
+        n_top: int = -1,
+        **sampling: Unpack[_Sampling],
     ) -> int:
         """Add a sequence and return its id; `sampling` are a Session's sampling parameters.
 
