@@ -148,6 +148,8 @@ class Driver:
         layer: int = -1,
         text: int = 0,
         routes: Int32Array | None = None,
+        draft_routes: Int32Array | None = None,
+        draft_shares: Float32Array | None = None,
     ) -> None:
         """Pass an event to the scheduler. If the scheduler returns a plan, the plan holds from now on.
 
@@ -156,10 +158,30 @@ class Driver:
         the model's.
         """
         with self._lock:
-            self._ask(
-                event, demand, n_drafted=n_drafted, n_verified=n_verified, n_accepted=n_accepted, layer=layer,
-                text=text, routes=routes,
-            )  # fmt: skip
+            scheduler = self.scheduler
+            if event in scheduler.events:
+                asks = scheduler.wants_routes and event == Event.VERIFY_END
+                view = View(
+                    layers=self._layers,
+                    pool_slots=self._pool_slots,
+                    slot_of=self._experts.residency(),
+                    demand=self._no_demand if demand is None else demand,
+                    step=self._step,
+                    n_drafted=n_drafted,
+                    n_verified=n_verified,
+                    n_accepted=n_accepted,
+                    layer=layer,
+                    text=text,
+                    costs=self._costs,
+                    routes=self._kept(self._experts.routes() if routes is None else routes) if asks else None,
+                    draft_routes=draft_routes
+                    if scheduler.wants_draft_routes or self._routes is not None
+                    else None,
+                    draft_shares=draft_shares,
+                )
+                plan = scheduler.on(event, view)
+                if plan is not None:
+                    self._submit(plan)
             if event in (Event.START, Event.VERIFY_END):
                 self._ask_routers()
             if event == Event.VERIFY_END:
@@ -192,7 +214,7 @@ class Driver:
                 if self.recorder is not None and event == Event.DRAFT_END:
                     self.recorder.drafted(routes, shares, of_target=True)
                 routes = self._wanted(routes)
-            self._ask(event, n_drafted=n_drafted, text=text, draft_routes=routes, draft_shares=shares)
+            self.raised(event, n_drafted=n_drafted, text=text, draft_routes=routes, draft_shares=shares)
 
     def layer_drafted(self, token: int, chosen: Int32Array) -> None:
         """Pass on what the target's routers choose while the draft computes a token, on any thread.
@@ -205,7 +227,7 @@ class Driver:
             layer = min(len(chosen), len(self.scheduler.critical)) - 1
             if draft_routes is not None and layer >= 0:
                 n_drafted, wanted = draft_routes.shape[1] - 1, self._wanted(draft_routes)
-                self._ask(Event.DRAFT_LAYER, n_drafted=n_drafted, layer=layer, draft_routes=wanted)
+                self.raised(Event.DRAFT_LAYER, n_drafted=n_drafted, layer=layer, draft_routes=wanted)
 
     def _wanted(self, routes: Int32Array) -> Int32Array:
         """Return the part of the routers' choices, int32 [L, T, U], that the scheduler asked for."""
@@ -261,45 +283,6 @@ class Driver:
         layer, token, place = np.nonzero(routes >= 0)
         np.add.at(demand, (layer, routes[layer, token, place]), 1)
         return demand
-
-    def _ask(
-        self,
-        event: Event,
-        demand: Int32Array | None = None,
-        *,
-        n_drafted: int = 0,
-        n_verified: int = 0,
-        n_accepted: int = 0,
-        layer: int = -1,
-        text: int = 0,
-        routes: Int32Array | None = None,
-        draft_routes: Int32Array | None = None,
-        draft_shares: Float32Array | None = None,
-    ) -> None:
-        """Ask the scheduler if it wants the event, and put its plan in force."""
-        scheduler = self.scheduler
-        if event not in scheduler.events:
-            return
-        asks = scheduler.wants_routes and event == Event.VERIFY_END
-        view = View(
-            layers=self._layers,
-            pool_slots=self._pool_slots,
-            slot_of=self._experts.residency(),
-            demand=self._no_demand if demand is None else demand,
-            step=self._step,
-            n_drafted=n_drafted,
-            n_verified=n_verified,
-            n_accepted=n_accepted,
-            layer=layer,
-            text=text,
-            costs=self._costs,
-            routes=self._kept(self._experts.routes() if routes is None else routes) if asks else None,
-            draft_routes=draft_routes if scheduler.wants_draft_routes or self._routes is not None else None,
-            draft_shares=draft_shares,
-        )
-        plan = scheduler.on(event, view)
-        if plan is not None:
-            self._submit(plan)
 
     def _submit(self, plan: Plan) -> None:
         if plan.priority.shape != self._plan.priority.shape:
