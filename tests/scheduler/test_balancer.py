@@ -84,13 +84,18 @@ def test_four_candidates_miss_the_optimum_of_ratios_that_are_not_monotone():
     assert solve_by_crossing(problem) == [1]
 
 
+def r_c(averages: Averages) -> np.ndarray:
+    """Return the share of the pairs left to the CPU, float64 [L, K]."""
+    return 1.0 - averages._hot[0]
+
+
 def test_the_papers_example_of_ratios():
     """Section C.1: two tokens want experts {0, 3} and {2, 3}; expert 3 is hot."""
     utility, demand = np.array([[0, 0, 0, 1]], np.int32), np.array([[1, 0, 1, 2]], np.int32)
     averages = Averages(1, 1)
     averages.observe(Levels(utility, 1), demand)
-    assert averages.r_c.item() == 1 - 2 / 4
-    assert averages.r_g.item() == pytest.approx(1 / 3)
+    assert r_c(averages).item() == 1 - 2 / 4
+    assert averages._hot[1].item() == pytest.approx(1 / 3)
 
 
 @st.composite
@@ -114,7 +119,7 @@ def times(n_layer: int, upload: float = 2.0) -> Times:
 def test_the_printed_problem_is_the_papers(situation, n_drafted):
     utility, demand, resident, pools, pool_slots, n_level = situation
     averages = Averages(len(utility), n_level)
-    averages.observe(Levels(utility, averages.r_c.shape[1]), demand)
+    averages.observe(Levels(utility, r_c(averages).shape[1]), demand)
     slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
     problem = as_printed(averages, slots, times(len(utility)), n_drafted)
     for layer in range(len(utility)):
@@ -136,7 +141,7 @@ def test_the_printed_problem_is_the_papers(situation, n_drafted):
 def test_a_full_pool_does_not_forbid_what_could_be_evicted_for():
     utility, resident = np.array([[4, 0, 0]], np.int32), np.array([[False, True, True]])
     averages = Averages(1, 4)
-    averages.observe(Levels(utility, averages.r_c.shape[1]), np.array([[9, 1, 0]], np.int32))
+    averages.observe(Levels(utility, r_c(averages).shape[1]), np.array([[9, 1, 0]], np.int32))
     slots = Slots.of(Levels(utility, 4), resident, Pools(np.zeros(1, np.int32), np.array([2], np.int32)))
     assert as_printed(averages, slots, times(1), 8).feasible.all()
 
@@ -144,7 +149,7 @@ def test_a_full_pool_does_not_forbid_what_could_be_evicted_for():
 def test_without_a_feasible_threshold_only_the_hottest_are_wanted():
     utility = np.full((1, 8), 4, np.int32)
     averages = Averages(1, 4)
-    averages.observe(Levels(utility, averages.r_c.shape[1]), np.ones((1, 8), np.int32))
+    averages.observe(Levels(utility, r_c(averages).shape[1]), np.ones((1, 8), np.int32))
     slots = Slots.of(
         Levels(utility, 4), np.zeros((1, 8), np.bool_), Pools(np.zeros(1, np.int32), np.array([2], np.int32))
     )
@@ -157,7 +162,7 @@ def test_without_a_feasible_threshold_only_the_hottest_are_wanted():
 def test_what_fits_whole_is_the_printed_problem(situation, n_drafted):
     utility, demand, resident, pools, _, n_level = situation
     averages = Averages(len(utility), n_level)
-    averages.observe(Levels(utility, averages.r_c.shape[1]), demand)
+    averages.observe(Levels(utility, r_c(averages).shape[1]), demand)
     room_for_all = np.full(2, utility.size, np.int32)
     slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, room_for_all))
     free_link = times(len(utility), upload=0.0)
@@ -171,7 +176,7 @@ def test_what_fits_whole_is_the_printed_problem(situation, n_drafted):
 def test_best_first_never_forbids_and_a_lower_threshold_never_burdens_the_cpu(situation, n_drafted):
     utility, demand, resident, pools, pool_slots, n_level = situation
     averages = Averages(len(utility), n_level)
-    averages.observe(Levels(utility, averages.r_c.shape[1]), demand)
+    averages.observe(Levels(utility, r_c(averages).shape[1]), demand)
     slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
     problem = best_first(averages, slots, times(len(utility), upload=0.0), n_drafted)
     assert problem.feasible.all()
@@ -187,12 +192,12 @@ def test_averages_are_plain_means_while_warming_up(situation, n_step):
     rng = np.random.default_rng(n_step)
     demands = [rng.permuted(demand, axis=1) for _ in range(n_step)]
     for each in demands:
-        averages.observe(Levels(utility, averages.r_c.shape[1]), each)
+        averages.observe(Levels(utility, r_c(averages).shape[1]), each)
     for layer, row in enumerate(utility):
         for k in range(1, n_level + 1):
             cold = [each[layer][row < k].sum() / max(1, each[layer].sum()) for each in demands]
             used = [(each[layer] > 0) for each in demands]
             hot = [(u & (row >= k)).sum() / max(1, u.sum()) for u in used]
             nothing = np.mean([each[layer].sum() == 0 for each in demands])
-            assert averages.r_c[layer, k - 1] == pytest.approx(np.mean(cold) + nothing)
-            assert averages.r_g[layer, k - 1] == pytest.approx(np.mean(hot))
+            assert r_c(averages)[layer, k - 1] == pytest.approx(np.mean(cold) + nothing)
+            assert averages._hot[1][layer, k - 1] == pytest.approx(np.mean(hot))

@@ -88,13 +88,13 @@ def test_eviction_is_beladys_within_the_window(model, seed, n_token):
     routes = np.stack([routes_of(rng, (n_token,), n, n_used) for n in n_experts])
     subject = MoeSpeqScheduler()
     subject.on(Event.START, view)
-    subject.use[:] = rng.random(subject.use.shape) * view.exists
+    subject._use[:] = rng.random(subject._use.shape) * view.exists
     plan = subject.on(Event.DRAFT_END, replace(view, n_drafted=n_token, draft_routes=routes))
     if n_token == 0:
         assert plan is None
         return
     uses = predicted_uses(routes, view.n_expert)
-    worth = np.where(uses > 0, 1.0 + uses, subject.use)
+    worth = np.where(uses > 0, 1.0 + uses, subject._use)
     for _, load, victim in table.toward(plan.priority, plan.threshold, 0):
         if victim is None:
             continue
@@ -200,7 +200,7 @@ def test_where_entropy_is_low_more_is_kept_unpredicted():
     assert share[0, :4].mean() > 0.75
     assert share[0, 4:].mean() < 0.2
     assert share[1].mean() < 0.35
-    assert subject.use.sum(axis=1) == pytest.approx([1, 1], rel=0.01)
+    assert subject._use.sum(axis=1) == pytest.approx([1, 1], rel=0.01)
 
 
 def test_routes_that_history_cannot_know_are_hit_by_foresight():

@@ -96,16 +96,6 @@ class Averages:
         self._steps = max(0, int(state["observed"]))
 
     @property
-    def r_c(self) -> Float64Array:
-        """The share of the pairs left to the CPU, float64 [L, K]."""
-        return np.asarray(1.0 - self._hot[0])
-
-    @property
-    def r_g(self) -> Float64Array:
-        """The share of the distinct experts on the device, float64 [L, K]."""
-        return np.asarray(self._hot[1])
-
-    @property
     def total(self) -> Float64Array:
         """The pairs and the distinct experts of a step, float64 [2, L, 1]."""
         return self._total

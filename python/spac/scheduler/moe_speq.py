@@ -74,11 +74,6 @@ class MoeSpeqScheduler(Scheduler):
         self._use: Float64Array = np.zeros((0, 0))
         self._last_draft = 0
 
-    @property
-    def use(self) -> Float64Array:
-        """h, the recent uses per token, float64 [L, N]."""
-        return self._use
-
     def on(self, event: Event, view: View) -> Plan | None:
         """Return the plan by history at VERIFY_END, and by predictions while a draft is made.
 
