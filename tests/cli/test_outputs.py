@@ -25,7 +25,7 @@ def files(tmp_path, target, draft):
 
 
 def program(cwd, name, *arguments, **streams):
-    command = [sys.executable, "-m", f"spac.{name}", *map(str, arguments)]
+    command = [sys.executable, "-m", "spac", name, *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, **streams}
     return subprocess.run(
         command, cwd=cwd, stderr=subprocess.PIPE, text=True, timeout=60, env=environment(), **streams

@@ -32,7 +32,7 @@ def spac(*arguments: object, cwd: Path, stdin: bytes | None = None) -> Outcome:
     """Run a program of spac as a user starts it: `spac("run", "--temp", 0, cwd=folder)`."""
     name, *options = map(str, arguments)
     done = subprocess.run(
-        [sys.executable, "-m", f"spac.{name}", *options], cwd=cwd, input=stdin or b"", capture_output=True,
+        [sys.executable, "-m", "spac", name, *options], cwd=cwd, input=stdin or b"", capture_output=True,
         timeout=TIMEOUT_S, env={**os.environ, "OMP_WAIT_POLICY": "passive"},
     )  # fmt: skip
     return Outcome(done.returncode, done.stdout, done.stderr.decode())
