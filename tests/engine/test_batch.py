@@ -65,7 +65,7 @@ def test_each_text_is_the_one_it_has_alone(engine: Engine, alone: dict[str, str]
     """There is one prompt more than places, so one of them waits."""
     assert texts(engine, PROMPTS, 40) == [alone[prompt] for prompt in PROMPTS]
     assert engine.batch is not None
-    assert engine.batch.meter.step_tokens > engine.batch.meter.steps, "several tokens a step"
+    assert engine.steps.meter.step_tokens > engine.steps.meter.steps, "several tokens a step"
 
 
 def test_a_scheduler_that_learns_and_a_governor(alone: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
+from spac.report.reading import read
 from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import KEY, Server, wait_until
 from tools.models import FAMILIES, write_model
@@ -84,6 +85,22 @@ def test_the_draft_length_is_the_governors() -> None:
         engine.fix_draft_length(0)
         completion(engine, PROMPTS[1])
         assert {n for n, _ in lengths} == {0}
+
+
+def test_steps_are_counted_and_recorded(tmp_path: Path) -> None:
+    with Engine(config(**DRAFTS["simple"]), serves=LoopOptions("demo")) as engine:
+        completion(engine, PROMPTS[1])
+        before = engine.batch_stats
+        with engine.record(tmp_path / "loop.npz"), ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda each: completion(engine, each), PROMPTS[:4]))
+        after = engine.batch_stats
+    assert before is not None
+    assert after is not None
+    recording = read(str(tmp_path / "loop.npz"))
+    assert recording.total("steps") == after.steps - before.steps > 0
+    assert recording.total("tokens") == after.generated_tokens - before.generated_tokens > N
+    assert recording.total("drafted") == after.drafted_tokens - before.drafted_tokens > 0
+    assert recording.matrix("demand").sum() == recording.total("activations") > 0
 
 
 def test_slots_change_between_steps(alone: dict[str, str]) -> None:
@@ -246,6 +263,17 @@ def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
     connection.close()
     response.close()
     wait_until(lambda: not any(each["is_processing"] for each in json.loads(server.ask("GET", "/slots")[1])))
+
+
+def test_metrics_count_the_steps(server: Server) -> None:
+    def total(name: str) -> float:
+        lines = server.ask("GET", "/metrics")[1].decode().splitlines()
+        return sum(float(each.split()[-1]) for each in lines if each.startswith(name))
+
+    names = ("spac_steps_total", 'spac_tokens_total{kind="generated"}')
+    before = [total(name) for name in names]
+    server.ask("POST", "/v1/completions", {"prompt": PROMPTS[2], "max_tokens": 9, "ignore_eos": True})
+    assert [total(name) - was for name, was in zip(names, before, strict=True)] == [8, 8]
 
 
 def test_the_memory_is_changed_while_it_serves(server: Server) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from spac.engine.batch import Batch
+from spac.engine.batch_recording import StepMeter
 from spac.engine.prompt_progress import PromptProgress
 from spac.llama_cpp_python.generation import TokenRun, plain_setting
 from spac.serve.metrics import Metrics
@@ -146,9 +146,10 @@ def test_the_prompt_with_most_tokens_left_is_shown() -> None:
 def test_shared_steps_are_counted_once() -> None:
     setting = plain_setting("any.gguf", "cpu", 1, 64, 0, 0.0)
     answer = RunStats.of(setting, Meter(steps=9, verify_s=0.5, generated_tokens=9))
-    batch = SimpleNamespace(n_running=2, n_waiting=1, meter=Meter(steps=10, step_tokens=18, verify_s=0.6))
+    steps = StepMeter()
+    steps.meter = Meter(steps=10, step_tokens=18, verify_s=0.6)
     metrics = Metrics(RequestQueue(4))
-    metrics.watch(cast(Batch, batch), lambda: RunStats.of(setting, batch.meter))
+    metrics.watch(steps, lambda: RunStats.of(setting, steps.meter), lambda: 2, lambda: 1)
 
     def values() -> list[float]:
         families = text_string_to_metric_families(metrics.text().decode())
@@ -161,7 +162,7 @@ def test_shared_steps_are_counted_once() -> None:
     for _ in range(2):
         metrics.observe(answer)
     assert values() == [10, 0.6, 18, 1.8]
-    batch.meter.steps += 2
+    steps.meter.steps += 2
     assert values() == [12, 0.6, 18, 1.5]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from spac import _core
 from spac.config import EngineConfig
+from spac.engine.batch_recording import StepMeter
 from spac.engine.batched_sequence import BatchedSequence, MemberStep
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_cache import cache_parameters
@@ -25,7 +26,6 @@ from spac.engine.session_events import Events
 from spac.errors import Cancelled, InputError
 from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
-from spac.stats import Meter
 
 _open: weakref.WeakSet[Batch] = weakref.WeakSet()
 
@@ -38,8 +38,6 @@ def _close_all() -> None:
 
 
 _PREFILL_SHARE = 0.8  # largest part of the time that prompts take while other sequences decode
-StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float], object]
-"""What `Batch.observe` takes."""
 
 
 class Batch:
@@ -71,10 +69,8 @@ class Batch:
         self._members: dict[int, BatchedSequence] = {}
         self._closed = False
         self._debt_s = 0.0  # time that decoding gets before prompts are read again
-        self.meter = Meter()
-        """The counts of all sequences together, without those of the experts."""
-        self._observing = threading.Lock()
-        self._observer: StepObserver | None = None
+        self.steps = StepMeter()
+        """The counts of the steps."""
         self._thread = threading.Thread(target=self._run, name="spac-batch", daemon=True)
         self._thread.start()
         _open.add(self)
@@ -88,17 +84,6 @@ class Batch:
         `n_top` from 0, its probabilities are kept.
         """
         return BatchedSequence(self, sampling, limit, n_top)
-
-    def observe(self, observer: StepObserver | None) -> None:
-        """Call `observer` in the batch's thread after every step that decodes; None ends it.
-
-        Its arguments are the step, the draft lengths asked for by sequence, and the seconds that the step
-        took. No call runs when this one returns. Raise InputError if there is an observer already.
-        """
-        with self._observing:
-            if observer is not None and self._observer is not None:
-                raise InputError("the generations are being recorded: end that recording first")
-            self._observer = observer
 
     @property
     def n_sequences(self) -> int:
@@ -310,7 +295,7 @@ class Batch:
 
     def _run_of(self, members: list[BatchedSequence], decoding: list[BatchedSequence]) -> tuple[float, int]:
         """Return for how many seconds, and for how many steps, the next call of the session may go on."""
-        if len(decoding) < len(members) or self.session.draft_max or self._observer is not None:
+        if len(decoding) < len(members) or self.session.draft_max or self.steps.is_observed:
             return 0.0, 1
         with self.lock:
             if self._may_join:
@@ -320,8 +305,8 @@ class Batch:
     def _learn(self, step: _core.ParallelStep, lengths: dict[int, int], seconds: float) -> None:
         prefill_s = step.prefill_ns / 1e9 if step.n_prompt else 0.0
         if step.n_prompt:
-            self.meter.prefill_s += prefill_s
-            self.meter.prefilled_tokens += step.n_prompt
+            self.steps.meter.prefill_s += prefill_s
+            self.steps.meter.prefilled_tokens += step.n_prompt
         # A piece is read at once, and decoding gets its share of the time afterwards. So a request that comes
         # while others decode waits for its first token no longer than it has to.
         if not lengths:
@@ -330,24 +315,9 @@ class Batch:
             paid_s = max(0.0, self._debt_s - (seconds - prefill_s))
             self._debt_s = paid_s + prefill_s * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
         if step.verified:
-            self._count(step.batch, seconds - prefill_s)
-            with self._observing:
-                if self._observer is not None:
-                    self._observer(step, lengths, seconds - prefill_s)
+            self.steps.add(step, lengths, seconds - prefill_s)
             if not step.n_prompt:
                 self.governor.observe(lengths, step, seconds)
-
-    def _count(self, step: _core.Step, seconds: float) -> None:
-        meter = self.meter
-        meter.steps += step.n_steps
-        meter.step_tokens += len(step.tokens)
-        meter.generated_tokens += len(step.tokens)
-        meter.decode_s += seconds
-        meter.drafted += step.n_drafted
-        meter.accepted += step.n_accepted
-        meter.draft_s += step.draft_ns / 1e9
-        meter.verify_s += step.verify_ns / 1e9
-        meter.sample_s += step.sample_ns / 1e9
 
     def _end(self) -> None:
         with self.lock:

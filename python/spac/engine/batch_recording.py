@@ -1,38 +1,88 @@
-"""The recording of several generations at once, for `Engine.record`."""
+"""The counts of the steps of several generations at once, and their recording for `Engine.record`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
 from spac import _core
-from spac.engine.batch import Batch
 from spac.engine.session_events import Events
 from spac.errors import InputError
 from spac.stats import Meter, device_counts
 from spac.stats.recording import Recorder
 
+StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float], object]
+"""What `StepMeter.observe` takes."""
+
+
+class StepMeter:
+    """Counts the steps of several generations, and shows them to an observer."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        """The counts of all generations together, without those of the experts."""
+        self._observing = threading.Lock()
+        self._observer: StepObserver | None = None
+
+    @property
+    def is_observed(self) -> bool:
+        """True if somebody looks at each step."""
+        return self._observer is not None
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Call `observer` after every step that decodes, in the thread that makes it; None ends it.
+
+        Its arguments are the step, the draft lengths asked for by sequence, and the seconds that the step
+        took. No call runs when this one returns. Raise InputError if there is an observer already.
+        """
+        with self._observing:
+            if observer is not None and self._observer is not None:
+                raise InputError("the generations are being recorded: end that recording first")
+            self._observer = observer
+
+    def add(self, step: _core.ParallelStep, lengths: Mapping[int, int], seconds: float) -> None:
+        """Count a step, without its prompts."""
+        meter, batch = self.meter, step.batch
+        meter.steps += batch.n_steps
+        meter.step_tokens += len(batch.tokens)
+        meter.generated_tokens += len(batch.tokens)
+        meter.decode_s += seconds
+        meter.drafted += batch.n_drafted
+        meter.accepted += batch.n_accepted
+        meter.draft_s += batch.draft_ns / 1e9
+        meter.verify_s += batch.verify_ns / 1e9
+        meter.sample_s += batch.sample_ns / 1e9
+        with self._observing:
+            if self._observer is not None:
+                self._observer(step, lengths, seconds)
+
 
 class BatchRecording:
-    """Records every step of a batch until `end`."""
+    """Records every step of several generations until `end`."""
 
     def __init__(
-        self, recorder: Recorder, batch: Batch, experts: _core.Experts | None, events: Events
+        self,
+        recorder: Recorder,
+        steps: StepMeter,
+        longest_draft: int,
+        experts: _core.Experts | None,
+        events: Events,
     ) -> None:
-        """Begin with the batch's next step."""
-        self._recorder, self._batch, self._experts = recorder, batch, experts
+        """Begin with the next step."""
+        self._recorder, self._steps, self._experts = recorder, steps, experts
         self._before = self._now()
         recorder.watch(events)
-        recorder.begin(batch.session.draft_max, experts, self._before.experts)
+        recorder.begin(longest_draft, experts, self._before.experts)
         try:
-            batch.observe(self._step)
+            steps.observe(self._step)
         except InputError:
             recorder.end()
             raise
 
     def end(self) -> Meter:
         """End the recording, and return the counts of its steps. A second call changes nothing."""
-        self._batch.observe(None)
+        self._steps.observe(None)
         self._recorder.end()
         return difference(self._now(), self._before)
 
@@ -43,7 +93,7 @@ class BatchRecording:
 
     def _now(self) -> Meter:
         resident = self._experts.slots.n_resident if self._experts is not None else 0
-        return replace(self._batch.meter, experts=self._counts(), resident=resident)
+        return replace(self._steps.meter, experts=self._counts(), resident=resident)
 
     def _counts(self) -> dict[str, int]:
         experts = self._experts

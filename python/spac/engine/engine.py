@@ -22,7 +22,7 @@ from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch import Batch, open_batch
-from spac.engine.batch_recording import BatchRecording
+from spac.engine.batch_recording import BatchRecording, StepMeter
 from spac.engine.batched_sequence import BatchedGeneration
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
@@ -76,6 +76,8 @@ class Engine:
         self._advised = self._noted_images = False
         self.batch: Batch | None = None
         """The thread that runs several generations at once; None with one at a time."""
+        self.steps: StepMeter | None = None
+        """The counts of steps that several generations share; None if one generation runs at a time."""
         self.loop: _core.ServerLoop | None = None
         """llama.cpp's server; None unless the engine serves with it."""
         try:
@@ -123,9 +125,11 @@ class Engine:
                 config, self._pair, expert_cache, self._trace, self.reading, self.events.subscribe
             )
             if serves is not None:
-                self.loop = self._open_loop(serves)
+                self.steps = StepMeter()
+                self.loop = self._open_loop(serves, self.steps)
             elif self._pair.n_sequences > 1:
                 self.batch = self._open_batch()
+                self.steps = self.batch.steps
         except BaseException:
             self.close()
             raise
@@ -507,10 +511,10 @@ class Engine:
 
         The time of decoding is that of the steps, each of which may serve several generations.
         """
-        if (batch := self.batch) is None:
+        if self.steps is None:
             return None
         experts = {} if self.experts is None else {**self.experts.stats, **device_counts(self.experts)}
-        meter = replace(batch.meter, experts=experts, prompt_experts=experts)
+        meter = replace(self.steps.meter, experts=experts, prompt_experts=experts)
         return RunStats.of(self.setting(self.config.sampling), meter)
 
     @contextmanager
@@ -521,9 +525,10 @@ class Engine:
         one generation at a time. `generate` takes a recorder then.
         """
         recorder = Recorder(path, keeps_demand=False)
-        if (batch := self.batch) is None:
+        if self.steps is None:
             raise InputError("the engine runs one generation at a time: give its recorder to Engine.generate")
-        recording = BatchRecording(recorder, batch, self.experts, self.events)
+        longest = self.config.longest_draft if self.config.draft_types else 0
+        recording = BatchRecording(recorder, self.steps, longest, self.experts, self.events)
         try:
             yield
         finally:
@@ -556,7 +561,7 @@ class Engine:
             self._at_home.update_streams, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
         )  # fmt: skip
 
-    def _open_loop(self, options: LoopOptions) -> _core.ServerLoop:
+    def _open_loop(self, options: LoopOptions, steps: StepMeter) -> _core.ServerLoop:
         """Start llama.cpp's server. Raise InputError if it cannot do what the configuration asks for."""
         scheduler = self.events.driver.scheduler if self.events.driver is not None else None
         if scheduler is not None and (scheduler.wants_draft_routes or scheduler.wants_target_routes):
@@ -569,7 +574,7 @@ class Engine:
             raise InputError("a model with a sliding window needs --swa-full with llama.cpp's loop")
         return open_loop(
             self.config, options, self._pair, self.experts, self._trace, self.events, self.between,
-            lambda: self.governor, self._draft_lengths.of_several, self.graphs, self._say,
+            lambda: self.governor, self._draft_lengths.of_several, self.graphs, steps, self._say,
         )  # fmt: skip
 
     def note_images(self) -> None:

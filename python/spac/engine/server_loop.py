@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
+from spac.engine.batch_recording import StepMeter
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
@@ -59,8 +60,14 @@ def check_loop(config: EngineConfig) -> None:
 class _Hooks:
     """The callbacks of a loop: the draft length, and work that must not run while it computes."""
 
-    def __init__(self, governor: BatchGovernor, between: BetweenSteps, say: Callable[[str], object]) -> None:
-        self._governor, self._between, self._say = governor, between, say
+    def __init__(
+        self,
+        governor: BatchGovernor,
+        between: BetweenSteps,
+        steps: StepMeter,
+        say: Callable[[str], object],
+    ) -> None:
+        self._governor, self._between, self._steps, self._say = governor, between, steps, say
         self._scope = ExitStack()
         self._lengths: dict[int, int] = {}
 
@@ -70,8 +77,9 @@ class _Hooks:
         return max(self._lengths.values(), default=0)
 
     def step_end(self, step: _core.ParallelStep, seconds: float) -> None:
-        """Let the governor learn from a step."""
+        """Count a step, and let the governor learn from it."""
         lengths, self._lengths = self._lengths, {}
+        self._steps.add(step, lengths, seconds)
         if lengths:
             self._governor.observe(lengths, step, seconds)
 
@@ -98,11 +106,13 @@ def open_loop(
     alone: Callable[[], Governor | None],
     several: Callable[[], Governor],
     graphs: PromptGraphs | None,
+    steps: StepMeter,
     say: Callable[[str], object],
 ) -> _core.ServerLoop:
     """Return a loop on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.
 
-    `graphs` chooses the size of the prompts' graphs, None for the context's own. `say` receives notes.
+    `graphs` chooses the size of the prompts' graphs, None for the context's own. `steps` counts the loop's
+    steps. `say` receives notes.
     """
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
@@ -116,10 +126,10 @@ def open_loop(
         p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),
     )  # fmt: skip
     events.subscribe(loop)
-    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between, say)
+    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between, steps, say)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
-        loop.on("step_end", hooks.step_end)
+    loop.on("step_end", hooks.step_end)
     loop.on("enter", hooks.enter)
     loop.on("leave", hooks.leave)
     if graphs is not None:

@@ -238,7 +238,7 @@ def _ready_loop(
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
-    missing = [each for each in ("record", "embeddings", "strict_model") if getattr(options, each)]
+    missing = [each for each in ("embeddings", "strict_model") if getattr(options, each)]
     if missing:
         raise InputError(f"--{missing[0].replace('_', '-')}: --loop llama.cpp does not have it yet")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
@@ -251,9 +251,17 @@ def _ready_loop(
     engine.on_note = talk.note
     queue = RequestQueue(options.queue, engine.n_sequences)
     key = env.API_KEY.get() if options.api_key is None else options.api_key
-    state = ServerState(queue, Metrics(queue), (name,), key)
+    metrics = Metrics(queue)
+    assert engine.steps is not None
+    metrics.watch(
+        engine.steps, lambda: engine.batch_stats, lambda: queue.n_served, lambda: queue.n_waiting,
+        counts_tokens=True,
+    )  # fmt: skip
+    state = ServerState(queue, metrics, (name,), key)
     if not talk.quiet:
         state.log = say
+    if options.record is not None:
+        stack.enter_context(engine.record(options.record))
     options.page = False
     return LoopApp(engine, state), state
 
@@ -333,7 +341,9 @@ def make_app(
         metrics.reading = engine.reading.now
         if batch is not None:
             metrics.reading = state.reading
-            metrics.watch(batch, lambda: engine.batch_stats)
+            metrics.watch(
+                batch.steps, lambda: engine.batch_stats, lambda: batch.n_running, lambda: batch.n_waiting
+            )
     upstream.get_llama_proxy = _proxy_without_lock
     proxied = ModelProxy(name, ServedModel(llama, name, metrics, feed))
     os.environ.pop("CONFIG_FILE", None)  # the app would read its models and its key from this file

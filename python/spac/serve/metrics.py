@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 if TYPE_CHECKING:
-    from spac.engine.batch import Batch
+    from spac.engine.batch_recording import StepMeter
     from spac.engine.prompt_progress import Reading
     from spac.serve.request_queue import RequestQueue
     from spac.stats import RunStats
@@ -38,6 +38,7 @@ class Metrics:
         self.reading: Callable[[], Reading | None] = lambda: None
         """The function that returns the progress of the prompt that is being read."""
         self._batch: Callable[[], RunStats | None] | None = None
+        self._counts_tokens = False
         self._counted: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
         self._set_up_requests(queue)
@@ -136,12 +137,23 @@ class Metrics:
         if self._batch is None:
             self._count_work(_work_of(stats))
 
-    def watch(self, batch: Batch, stats: Callable[[], RunStats | None]) -> None:
-        """Count the work of steps that several requests share, from the statistics of all of them."""
-        self._batch = stats
-        self._running.set_function(lambda: batch.n_running)
-        self._waiting.set_function(lambda: batch.n_waiting)
-        self._mean.set_function(lambda: batch.meter.step_tokens / max(1, batch.meter.steps))
+    def watch(
+        self,
+        steps: StepMeter,
+        stats: Callable[[], RunStats | None],
+        running: Callable[[], float],
+        waiting: Callable[[], float],
+        *,
+        counts_tokens: bool = False,
+    ) -> None:
+        """Count the work of steps that several requests share, from the statistics of all of them.
+
+        `counts_tokens` is True if `observe` is not called for each answer.
+        """
+        self._batch, self._counts_tokens = stats, counts_tokens
+        self._running.set_function(running)
+        self._waiting.set_function(waiting)
+        self._mean.set_function(lambda: steps.meter.step_tokens / max(1, steps.meter.steps))
 
     def _count_work(self, work: Mapping[tuple[str, ...], float]) -> None:
         for (name, *labels), value in work.items():
@@ -154,6 +166,9 @@ class Metrics:
             return
         with self._lock:
             now, before = _work_of(stats), self._counted
+            if self._counts_tokens:
+                for kind in ("generated", "drafted", "accepted"):
+                    now["tokens", kind] = getattr(stats, f"{kind}_tokens")
             # A step that ends between the readings of two counts must not make one smaller.
             self._counted = {name: max(value, before.get(name, 0)) for name, value in now.items()}
             self._count_work({name: value - before.get(name, 0) for name, value in self._counted.items()})
