@@ -138,7 +138,7 @@ bool LoopHooks::accept(int slot, int n) {
 }
 
 int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
-                      const std::set<llama_seq_id> & sequences) {
+                      const std::set<llama_seq_id> & sequences, int n_asking) {
     const AbortScope::Pause pause;
     if (ctx != target_) {
         const auto start  = Clock::now();
@@ -150,9 +150,10 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
     int          status = 0;
     {
         const Interrupt::Call call(interrupt_);
-        status = n_outputs == n_tokens ? verify(run, n_tokens, static_cast<int>(sequences.size()))
-                                       : evaluate(run, n_tokens, n_outputs > 0);
+        step_  = {};
+        status = n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
+    n_awaited_           = status == 0 ? n_asking : 0;
     const bool overflows = status == 0 && !is_finite(n_outputs);
     if (status != 0 || overflows) {
         overflowed.store(overflows);
@@ -218,15 +219,15 @@ void LoopHooks::sampling(const common_sampler * sampler) {
 }
 
 // Runs a decode of the windows of slots that generate.
-int LoopHooks::verify(const std::function<int()> & run, int n_tokens, int n_sequences) {
+int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     SpanScope scope(*trace_, Activity::verify);
     scope.span.count = n_tokens;
     const auto start = Clock::now();
     if (draft_ns_ == 0) {
         start_ = start;
     }
-    int status = 0;
-    step_      = {};
+    int status     = 0;
+    step_.verified = true;
     demand_.count(
         [&] {
             status = run();
@@ -237,24 +238,27 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens, int n_sequ
     step_.batch.verify_ns  = ns_since(start);
     step_.batch.n_verified = n_tokens;
     step_.batch.draft_ns   = std::exchange(draft_ns_, 0);
-    n_awaited_             = status == 0 ? n_sequences : 0;
     return status;
 }
 
-// Runs a decode of prompts, and of what else is in their batch. `ends` is true if one of them ends.
-int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, bool ends) {
+// Runs a decode of prompts, and of what else is in their batch. `n_outputs` is above 0 if one of them ends.
+int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, int n_outputs) {
     SpanScope scope(*trace_, Activity::prefill);
-    scope.span.count = n_tokens;
-    n_awaited_       = 0;
-    int status       = 0;
+    scope.span.count  = n_tokens;
+    const auto start  = Clock::now();
+    int        status = 0;
     do {
         graph_.choose(n_tokens, listeners_.prompt_graph);
         status = run();
         llama_synchronize(target_);
     } while (status == -2 && graph_.fails());
-    if (status == 0 && ends && listeners_.prompt_tail) {
-        llama_synchronize(target_);
+    if (status == 0 && n_outputs > 0 && listeners_.prompt_tail) {
         listeners_.prompt_tail();
+    }
+    step_.n_prompt   = n_tokens - n_outputs;
+    step_.prefill_ns = ns_since(start);
+    if (status == 0 && n_outputs == 0 && more_.step_end) {
+        more_.step_end(step_, static_cast<double>(step_.prefill_ns) / 1e9);
     }
     return status;
 }
@@ -286,11 +290,16 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
 }
 
 void LoopHooks::end_step() {
-    step_.verified        = true;
+    const Region region(more_);
+    if (!step_.verified) {
+        if (more_.step_end) {
+            more_.step_end(step_, static_cast<double>(step_.prefill_ns) / 1e9);
+        }
+        return;
+    }
     step_.batch.n_steps   = 1;
     const auto seconds    = static_cast<double>(ns_since(start_)) / 1e9;
     step_.batch.sample_ns = ns_since(start_) - step_.batch.verify_ns - step_.batch.draft_ns;
-    const Region region(more_);
     if (listeners_.verify_end) {
         listeners_.verify_end(step_.batch);
     }
@@ -313,13 +322,17 @@ int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama
     if (hooks == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) {
         return run();
     }
-    std::set<llama_seq_id> sequences;
+    std::set<llama_seq_id> sequences, asking;
     int                    n_outputs = 0;
     for (const auto & token : batch->tokens) {
         sequences.insert(token.seq_ids.begin(), token.seq_ids.end());
-        n_outputs += token.output ? 1 : 0;
+        if (token.output) {
+            asking.insert(token.seq_ids.begin(), token.seq_ids.end());
+            ++n_outputs;
+        }
     }
-    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs, sequences);
+    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs, sequences,
+                         static_cast<int>(asking.size()));
 }
 
 common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(

@@ -11,7 +11,8 @@ namespace spac {
 struct LoopListeners {
     // Returns how many tokens each of the slots that draft may draft in the next step.
     std::function<int(int n_slots, int n_max)> draft_length;
-    // Called when a step's tokens are sampled. Each drafting slot is one of its sequences.
+    // Called when a decode's tokens are sampled. Each slot that sampled is one of the step's sequences. A decode with
+    // prompts is no verification, and its drafts do not count.
     std::function<void(const ParallelStep & step, double seconds)> step_end;
     // Called before and after drafting, each decode of the target and each verify_end. What changes slots waits
     // meanwhile. `leave` must not throw.

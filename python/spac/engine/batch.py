@@ -304,9 +304,7 @@ class Batch:
 
     def _learn(self, step: _core.ParallelStep, lengths: dict[int, int], seconds: float) -> None:
         prefill_s = step.prefill_ns / 1e9 if step.n_prompt else 0.0
-        if step.n_prompt:
-            self.steps.meter.prefill_s += prefill_s
-            self.steps.meter.prefilled_tokens += step.n_prompt
+        self.steps.add(step, lengths, seconds)
         # A piece is read at once, and decoding gets its share of the time afterwards. So a request that comes
         # while others decode waits for its first token no longer than it has to.
         if not lengths:
@@ -314,10 +312,8 @@ class Batch:
         else:
             paid_s = max(0.0, self._debt_s - (seconds - prefill_s))
             self._debt_s = paid_s + prefill_s * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
-        if step.verified:
-            self.steps.add(step, lengths, seconds - prefill_s)
-            if not step.n_prompt:
-                self.governor.observe(lengths, step, seconds)
+        if step.verified and not step.n_prompt:
+            self.governor.observe(lengths, step, seconds)
 
     def _end(self) -> None:
         with self.lock:

@@ -42,11 +42,17 @@ class StepMeter:
             self._observer = observer
 
     def add(self, step: _core.ParallelStep, lengths: Mapping[int, int], seconds: float) -> None:
-        """Count a step, without its prompts."""
+        """Count a step, which took `seconds` with its prompts."""
         meter, batch = self.meter, step.batch
+        prefill_s = step.prefill_ns / 1e9 if step.n_prompt else 0.0
+        meter.prefill_s += prefill_s
+        meter.prefilled_tokens += step.n_prompt
+        meter.generated_tokens += len(batch.tokens)
+        if not step.verified:
+            return
+        seconds -= prefill_s
         meter.steps += batch.n_steps
         meter.step_tokens += len(batch.tokens)
-        meter.generated_tokens += len(batch.tokens)
         meter.decode_s += seconds
         meter.drafted += batch.n_drafted
         meter.accepted += batch.n_accepted

@@ -77,10 +77,10 @@ class _Hooks:
         return max(self._lengths.values(), default=0)
 
     def step_end(self, step: _core.ParallelStep, seconds: float) -> None:
-        """Count a step, and let the governor learn from it."""
+        """Count a step, or prompts and what was sampled beside them. Let the governor learn from a step."""
         lengths, self._lengths = self._lengths, {}
         self._steps.add(step, lengths, seconds)
-        if lengths:
+        if lengths and step.verified:
             self._governor.observe(lengths, step, seconds)
 
     def enter(self) -> None:
