@@ -112,7 +112,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _files(quiet: bool) -> list[tuple[str, Path]]:
     """Return names and files of the demo pair and of the cache's models."""
-    from spac.model.hub.cached import cached_models
+    from spac.model.hub import cached_models
 
     found = []
     try:

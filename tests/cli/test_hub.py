@@ -18,12 +18,12 @@ from spac.machine.cpu import cpu_description, default_threads, physical_cores
 from spac.model import expected_speed, kernels
 from spac.model.device_room import device_room
 from spac.model.gguf.check import check_model
-from spac.model.hub.names import Name
+from spac.model.hub import Name
 from spac.model.kept_times import Key
 from tests.cli.conftest import environment
 from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
-from tests.model.hub.server import running
+from tests.model.hub_server import running
 
 PROGRAMS = ("run", "chat", "serve", "bench", "doctor")
 

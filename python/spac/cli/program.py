@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from spac import env
 from spac.cli import interrupt
-from spac.cli.hub import draft_of, target_of
-from spac.cli.options import Parser
+from spac.cli.options import Parser, draft_of, target_of
 from spac.config.engine import STATE_WORDS
 from spac.config.values import Adapter
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line

@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spac.cli.hub import add_hub, draft_of, target_of
-from spac.cli.options import Parser, add_config
+from spac.cli.options import Parser, add_config, add_hub, draft_of, target_of
 from spac.cli.program import add_talk, guarded
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
