@@ -16,10 +16,9 @@ from spac.costs import cache
 from spac.engine import Engine
 from spac.machine.cpu import cpu_description, default_threads, physical_cores
 from spac.model import expected_speed, kernels
-from spac.model.device_room import device_room
+from spac.model.devices import device_room
 from spac.model.gguf.check import check_model
 from spac.model.hub import Name
-from spac.model.kept_times import Key
 from tests.cli.conftest import environment
 from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
@@ -203,7 +202,7 @@ def test_a_speed_from_other_models_runs(quantized, monkeypatch, tmp_path):
     monkeypatch.setattr(expected_speed, "LEAST_MEASURED", 0.01)  # the tiny model's dense part is large
     assert expected_speed.expected_speed(info, "cpu") is None
     threads = default_threads(physical_cores())
-    kernels.KEPT._store(Key.of(threads), {kind: {"ggml": [0.125] * 2}})
+    kernels.store({kind: {"ggml": [0.125] * 2}}, threads)
     speed = expected_speed.expected_speed(info, "cpu")
     n_bytes = sum(expected_speed.read_bytes(info).values())
     bytes_a_second = threads * 8 * _core.cpu_kernels_trial_bytes(kind)

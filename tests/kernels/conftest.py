@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from spac.model import kept_times
+from spac.model import kernels
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty cache folder, in which every measurement is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kept_times, "UNDISTURBED", 0)
+    monkeypatch.setattr(kernels, "UNDISTURBED", 0)
     return tmp_path / "spac" / "kernels"

@@ -20,7 +20,6 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import kernels, pair
 from spac.model.c_api import Model
-from spac.model.kept_times import Key
 
 WAYS = ("ggml", "256", "512")
 row = st.lists(st.floats(1e-6, 1), min_size=2, max_size=2)
@@ -73,8 +72,8 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     (file,) = cache.iterdir()
     stored = json.loads(file.read_text())
     assert chosen[kind][:2] == kernels.fastest(stored["times"][kind])[:2]
-    assert kernels.kept(1) == [kind]
-    assert kernels.kept(2) == []  # the kept times are for another number of threads
+    assert list(kernels.kept_times(1)) == [kind]
+    assert kernels.kept_times(2) == {}  # the kept times are for another number of threads
 
     def unwanted(*_: object) -> None:
         raise AssertionError("measured again")
@@ -89,12 +88,12 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     "times", [7, {}, {"ggml": [1.0]}, {"512": [1.0] * 2}, {"ggml": [0.0] * 2}, {"ggml": [1.0] * 8}]
 )
 def test_times_that_cannot_be_used_are_left_out(times: object, kind: str, cache: Path) -> None:
-    key = Key.of(1)
+    path, key = kernels.kept_file(1)
     cache.mkdir(parents=True)
-    kernels.KEPT.path(key).write_text(json.dumps({"key": vars(key), "times": {kind: times}}))
-    assert kernels.kept(1) == []
+    path.write_text(json.dumps({"key": key, "times": {kind: times}}))
+    assert kernels.kept_times(1) == {}
     assert kernels.choose([kind], 1)[kind]
-    assert kernels.kept(1) == [kind]
+    assert list(kernels.kept_times(1)) == [kind]
 
 
 def test_wrong_names_are_refused(kind: str) -> None:
@@ -160,3 +159,62 @@ def test_a_wrong_setting_is_one_line(cache: Path) -> None:
     assert done.returncode != 0
     assert "SPAC_CPU_KERNELS: '512' is neither 0 nor 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Clock:
+    """A measurement that ends at once and records the types that it was asked for."""
+
+    def __init__(self, running: float = 1.0) -> None:
+        self.asked: list[list[str]] = []
+        self._running = running
+
+    def __call__(self, types: list[str], _threads: int, _seconds: float) -> tuple[dict[str, object], float]:
+        self.asked.append(types)
+        return {kind: {"ggml": [float(len(self.asked))] * 2} for kind in types}, self._running
+
+
+def timed(x: float) -> dict[str, list[float]]:
+    return {"ggml": [x, x]}
+
+
+def test_times_are_kept_for_a_number_of_threads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(_core, "time_cpu_kernels", clock)
+    assert kernels.measured(["a"], 1) == {"a": timed(1)}
+    assert kernels.measured(["b", "a"], 1) == {"b": timed(2), "a": timed(1)}
+    assert kernels.measured(["a"], 2) == {"a": timed(3)}
+    assert clock.asked == [["a"], ["b"], ["a"]]
+    assert kernels.kept_times(1) == {"a": timed(1), "b": timed(2)}
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_disturbed_measurement_is_used_and_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "UNDISTURBED", 0.9)
+    for running, kept in ((0.89, {}), (0.9, {"a": timed(1)})):
+        monkeypatch.setattr(_core, "time_cpu_kernels", Clock(running))
+        assert kernels.measured(["a"], 1) == {"a": timed(1)}
+        assert kernels.kept_times(1) == kept
+
+
+@pytest.mark.parametrize("stored", [None, 7, [], {"a": 7}])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"key": 1}', '{"key": KEY}', '{"key": KEY, "times": TIMES}']
+)
+def test_a_cache_that_cannot_be_used_is_measured_anew(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, text: str, stored: object
+) -> None:
+    monkeypatch.setattr(_core, "time_cpu_kernels", Clock())
+    path, key = kernels.kept_file(1)
+    cache.mkdir(parents=True)
+    path.write_text(text.replace("KEY", json.dumps(key)).replace("TIMES", json.dumps(stored)))
+    assert kernels.kept_times(1) == {}
+    assert kernels.measured(["a"], 1) == {"a": timed(1)} == kernels.kept_times(1)
+
+
+def test_a_cache_that_cannot_be_written_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(_core, "time_cpu_kernels", Clock())
+    assert kernels.measured(["a"], 1) == {"a": timed(1)}

@@ -106,13 +106,9 @@ def _described(device: _core.DeviceInfo) -> str:
 
 def _library() -> str:
     """Return a description of the library and its kernels."""
-    return f"{_core.__version__}, llama-cpp-python {_core.llama_cpp_python_version}, {_kernels()}"
-
-
-def _kernels() -> str:
-    """Return a description of the kernels that compute experts on the CPU."""
     n_ours = len(_core.trusted_cpu_kernels()) if _core.cpu_kernels_enabled() else 0
-    return f"{n_ours} CPU kernels"
+    llama = _core.llama_cpp_python_version
+    return f"{_core.__version__}, llama-cpp-python {llama}, {n_ours} CPU kernels"
 
 
 def fingerprint(path: Path) -> str:

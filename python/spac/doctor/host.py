@@ -39,7 +39,7 @@ def _kernels(target: Path | None) -> Finding:
     if not _core.cpu_kernels_enabled():
         return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
     threads = physical_cores()
-    types = kernels.kept(threads) if target is None else check_model(target).types
+    types = kernels.kept_times(threads) if target is None else check_model(target).types
     chosen = kernels.described(kernels.choose(types, threads))
     measured = chosen or "none measured yet: a run measures the types of its models"
     unequal = [kind for kind in there if kind not in used]

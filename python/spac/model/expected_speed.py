@@ -10,7 +10,6 @@ from spac.costs import cache
 from spac.machine.cpu import default_threads, physical_cores
 from spac.model import kernels
 from spac.model.gguf.info import ModelInfo
-from spac.model.kept_times import Key
 
 LEAST_MEASURED = 0.9
 """The share of a token's weights, in bytes, whose types must have been measured for a computed speed."""
@@ -45,7 +44,7 @@ def expected_speed(info: ModelInfo, device: str) -> Speed | None:
     if device != "cpu":
         return None
     threads = default_threads(physical_cores())
-    seconds = weights_seconds(info, threads, kernels.KEPT.load(Key.of(threads)))
+    seconds = weights_seconds(info, threads, kernels.kept_times(threads))
     return None if seconds is None else Speed(1 / seconds, WEIGHTS)
 
 

@@ -11,15 +11,22 @@ spac's wherever whole models were compared, so they are used only for types with
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from spac import _core, env
+from spac import _core, _library, env
+from spac.errors import InputError
+from spac.machine.cpu import cpu_description
+from spac.machine.files import write_atomically
 from spac.model.gguf.info import ModelInfo
-from spac.model.kept_times import KeptTimes, Key
 
 SECONDS = 0.1
 """Seconds of measurement for each type."""
+UNDISTURBED = 0.9
+"""The share of the time for which threads must have had their cores. With less, no measurement is kept."""
 LEAST_GAIN = 1.03
 """A way must be this many times as fast as llama.cpp's own.
 
@@ -69,14 +76,49 @@ def fastest(times: Times) -> Choice:
     return one, several, times.get("dense", [0, 0])[1] > LEAST_GAIN * times[several][1]
 
 
-def measured(types: list[str], threads: int) -> dict[str, Times]:
-    """Return the times of these types, from the cache or else from the trial."""
-    return KEPT.measured(types, threads, lambda missing: _core.time_cpu_kernels(missing, threads, SECONDS))
+def measured(types: Sequence[str], threads: int) -> dict[str, Times]:
+    """Return the times of these types, from the cache or else from the trial.
+
+    A trial is not kept if other programs took too much of the cores. The next run measures again then.
+    """
+    known = kept_times(threads)
+    if missing := [kind for kind in types if kind not in known]:
+        found, running = _core.time_cpu_kernels(missing, threads, SECONDS)
+        known |= found
+        if running >= UNDISTURBED:
+            store(known, threads)
+    return {kind: known[kind] for kind in types}
 
 
-def kept(threads: int) -> list[str]:
-    """Return the types that have kept times with this number of threads."""
-    return list(KEPT.load(Key.of(threads)))
+def kept_times(threads: int) -> dict[str, Times]:
+    """Return the usable times that are kept of this machine, this build and this number of threads."""
+    path, key = kept_file(threads)
+    try:
+        page: Any = json.loads(path.read_text())
+        stored = dict(page["times"]) if page["key"] == key else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    checked = {kind: _checked(times) for kind, times in stored.items()}
+    return {kind: times for kind, times in checked.items() if times is not None}
+
+
+def kept_file(threads: int) -> tuple[Path, dict[str, Any]]:
+    """Return the cache file, which may not exist, and the key that it begins with."""
+    file = _library.library_path().stat()
+    build = f"{_core.__version__}, {_core.system_info().strip()}, {file.st_size} bytes, {file.st_mtime_ns}"
+    key = {"cpu": cpu_description(), "threads": threads, "library": build}
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    return env.cache_folder() / "kernels" / f"{name}.json", key
+
+
+def store(times: Mapping[str, Times], threads: int) -> None:
+    """Write the cache file. Ignore errors, because a later run can measure again."""
+    path, key = kept_file(threads)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"key": key, "times": times}, indent=1).encode())
+    except (OSError, InputError):
+        pass
 
 
 def _checked(times: Any) -> Times | None:
@@ -89,9 +131,6 @@ def _checked(times: Any) -> Times | None:
         and all(x > 0 for way, row in times.items() for x in (row[1:] if way == "dense" else row))
     )
     return times if usable else None
-
-
-KEPT = KeptTimes("", _checked)
 
 
 def described(choices: Mapping[str, Choice]) -> str:
