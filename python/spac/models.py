@@ -24,7 +24,7 @@ from spac.machine.device_memory import size
 from spac.stats.words import number
 
 if TYPE_CHECKING:
-    from spac.model.device_room import DeviceRoom
+    from spac.model.devices import DeviceRoom
     from spac.model.gguf.info import ModelInfo
 
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from spac.model.device_room import device_room
+    from spac.model.devices import device_room
 
     room = device_room(getattr(options, "vram_limit", None))
     rows = rows_of(_files(options.quiet), room)
@@ -135,7 +135,7 @@ def rows_of(files: Sequence[tuple[str, Path]], room: DeviceRoom | None) -> list[
 
 
 def _row(name: str, path: Path, room: DeviceRoom | None, names: Sequence[str]) -> Row:
-    from spac.model.device_room import fit
+    from spac.model.devices import fit
     from spac.model.expected_speed import expected_speed
     from spac.model.gguf.check import check_model
     from spac.model.paging import is_paged

@@ -13,10 +13,8 @@ import pytest
 
 from spac.bench import main
 from spac.bench.candidates import Candidate, combinations
-from spac.bench.figures import best, rivals, rows, widest
-from spac.bench.measure import Sample
-from spac.bench.pairs import Pairs
-from spac.bench.table import lines
+from spac.bench.figures import best, lines, rivals, rows, widest
+from spac.bench.measure import Pairs, Sample
 from spac.config import EngineConfig, Slots
 from spac.run import main as run
 from spac.scheduler import SchedulerChoice
@@ -141,7 +139,7 @@ def test_slots_that_do_not_fit_are_left_out(target):
 
 @pytest.mark.parametrize(("room", "n_loaded"), [(0, [1] * 6), (1 << 60, [1, 1, 2, 2, 2, 2])])
 def test_models_side_by_side_only_where_there_is_room(target, draft, monkeypatch, room, n_loaded):
-    monkeypatch.setattr("spac.bench.pairs.available", lambda: room)
+    monkeypatch.setattr("spac.bench.measure.available", lambda: room)
     base = EngineConfig(target=target, draft=draft, device="simulated", threads=1, ctx=64)
     candidates = combinations(base, [LRU], [Slots(), Slots(count=4)], [0, 2], splits=True, baseline=True)
     shared = Pairs(base, candidates, 1, None)
@@ -192,7 +190,7 @@ def test_ratios_are_of_the_same_round():
 
 def test_all_settings_compute_with_the_same_threads(target, monkeypatch):
     """This includes the CPU alone, whose own default would be a thread per core."""
-    monkeypatch.setattr("spac.bench.pairs.physical_cores", lambda: 8)
+    monkeypatch.setattr("spac.bench.measure.physical_cores", lambda: 8)
     for device, given, wanted in (("simulated", 0, 7), ("simulated", 2, 2), ("cpu", 0, 8)):
         base = EngineConfig(target=target, device=device, threads=given, ctx=64)
         candidates = combinations(base, [LRU], [Slots(count=4)], [0], splits=True, baseline=True)

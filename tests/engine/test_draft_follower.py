@@ -7,7 +7,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from spac.engine.draft_follower import DraftFollower
+from spac.engine.followers import DraftFollower
 
 
 def test_the_newest_value_replaces_one_that_waits():

@@ -11,7 +11,7 @@ import pytest
 from spac import env
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.engine.warm_state import WarmState, kept_path, prepare, trim
+from spac.engine.run_files import WarmState, kept_path, prepare, trim
 from spac.errors import InputError
 from spac.scheduler import make
 from tests.engine.test_state import STATE

@@ -9,7 +9,7 @@ import pytest
 
 from spac import _core
 from spac.config import EngineConfig, GraphTokens, SamplingConfig
-from spac.engine import Engine, graph_memory
+from spac.engine import Engine, prompt_graphs
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.errors import InputError
 from tests.engine.replay import Recording, replay
@@ -151,7 +151,7 @@ def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_sma
 
 def test_slots_leave_memory_to_graphs(tiny_model, monkeypatch):
     """The slots of `auto` take less, and the prompt's buffers fit beside them."""
-    monkeypatch.setattr(graph_memory, "ROOM_SHARE", 0.5)  # the model is small beside its buffers
+    monkeypatch.setattr(prompt_graphs, "ROOM_SHARE", 0.5)  # the model is small beside its buffers
     target = tiny_model("qwen3moe", n_expert=24, n_ff_exp=128)
 
     def found(**options):

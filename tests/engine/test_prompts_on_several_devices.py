@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spac import _core
-from spac.engine import Engine, graph_memory
+from spac.engine import Engine, prompt_graphs
 from tests.engine.test_prompt_graphs import SMALL, WHOLE, config, run
 from tests.slot_layers import layers_on_slot_devices
 
@@ -68,7 +68,7 @@ def test_a_device_without_room_keeps_graphs_small(target, in_one_graph):
 
 
 def test_slots_of_auto_leave_room_on_each_device(target, monkeypatch):
-    monkeypatch.setattr(graph_memory, "ROOM_SHARE", 0.5)  # The model is small beside its buffers.
+    monkeypatch.setattr(prompt_graphs, "ROOM_SHARE", 0.5)  # The model is small beside its buffers.
     places = {**PLACES["layers"], "slots": "auto", "vram_limit": "44M"}
 
     def slots(**options):

@@ -14,7 +14,7 @@ import pytest
 from spac import env
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.engine.step_follower import StepFollower
+from spac.engine.followers import StepFollower
 from spac.scheduler import Event, Plan, Scheduler, View
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)

@@ -13,8 +13,7 @@ from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
-from spac.model.device_room import device_room
-from spac.model.devices import choose_devices, devices_of
+from spac.model.devices import choose_devices, device_room, devices_of
 from spac.report.reading import read
 from spac.stats.recording import Recorder
 

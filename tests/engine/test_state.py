@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.engine.warm_state import WarmState
+from spac.engine.run_files import WarmState
 from spac.errors import InputError
 from spac.machine.files import write_atomically
 from spac.scheduler import Event, Plan, make

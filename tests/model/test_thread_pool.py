@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spac import Llama, _core
-from spac.bench.pairs import SharedPair
+from spac.bench.measure import SharedPair
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError

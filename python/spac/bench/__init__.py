@@ -176,7 +176,7 @@ class Bench:
         return candidates, file_size
 
     def _measure(self, measured: Measurement, file_size: int) -> int:
-        from spac.bench.pairs import Pairs
+        from spac.bench.measure import Pairs
 
         pairs = Pairs(measured.base, measured.candidates, file_size, self._talk.progress)
         self._shares_cores, measured.base = pairs.shares_cores, pairs.base
@@ -190,7 +190,7 @@ class Bench:
         return 0
 
     def _report(self, measured: Measurement, *, interrupted: bool) -> None:
-        from spac.bench import figures, table
+        from spac.bench import figures
 
         options = self.options
         n_prompts = len(measured.prompts)
@@ -200,7 +200,7 @@ class Bench:
             f"{options.max_tokens} tokens each at most, with {counted(measured.base.threads, 'thread')} "
             "on the CPU in every setting"
         )
-        text = list(table.lines(figures.rows(measured.samples), rounds))
+        text = list(figures.lines(figures.rows(measured.samples), rounds))
         if self._shares_cores:
             text.append("the simulated device is the CPU playing a GPU: its speeds tell nothing about a GPU")
         if options.json == "-":

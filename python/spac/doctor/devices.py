@@ -96,7 +96,7 @@ def images(target: Path | None, mmproj: Path | None) -> Iterator[Finding]:
 
 def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = None) -> Iterator[Finding]:
     """Yield the memory free for models on the default devices, and the part of a model that fits."""
-    from spac.model.device_room import device_room, fit
+    from spac.model.devices import device_room, fit
     from spac.model.gguf.check import check_model
 
     room = device_room(limit)

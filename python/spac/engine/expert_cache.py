@@ -15,10 +15,17 @@ from spac.config.values import StreamBatch
 from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
 from spac.costs.in_use import CostsInUse, TokenTime
-from spac.engine.draft_experts import attach_copies, attach_draft, check_foretells
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
-from spac.engine.slots import attach_at_most, attach_slots, beside_graphs, spares
+from spac.engine.slots import (
+    attach_at_most,
+    attach_copies,
+    attach_draft,
+    attach_slots,
+    beside_graphs,
+    check_foretells,
+    spares,
+)
 from spac.engine.target_routes import TargetRoutes, watch_draft
 from spac.model.pair import ModelPair
 from spac.scheduler import Event, Scheduler, SchedulerChoice, make

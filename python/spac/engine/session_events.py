@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spac import _core
-from spac.engine.draft_follower import DraftFollower
-from spac.engine.step_follower import StepFollower
+from spac.engine.followers import DraftFollower, StepFollower
 from spac.machine.arrays import Float32Array, Int32Array
 from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats

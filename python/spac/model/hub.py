@@ -1,7 +1,7 @@
 """Models by name: `OWNER/REPO[:QUANT]` on a model hub, its files, and the cache that tools share.
 
-Files are chosen as llama.cpp's `-hf` chooses them, and huggingface_hub downloads them. Its environment variables
-are valid: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the others.
+Files are chosen as llama.cpp's `-hf` chooses them, and huggingface_hub downloads them. Its environment
+variables are valid: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A thread that asks the scheduler about a draft while the draft's next token is computed.
+"""Threads that show the scheduler drafts and verified steps while the next ones are computed.
 
 The Expert Lookahead Buffer is built "on the CPU in a non-blocking manner while the GPU is computing the next
 draft token" (MoE-SpeQ, section 3.3.1). The thread that decodes leaves what the draft's routers chose, and
@@ -70,3 +70,33 @@ class DraftFollower(Generic[T]):
             with self._changed:
                 self._busy, self._failure = False, failure or self._failure
                 self._changed.notify_all()
+
+
+class StepFollower(DraftFollower[T]):
+    """Calls a function on a thread with every value that it is shown, one after the other.
+
+    `show` and `close` are for the thread that decodes, and the others for any thread.
+    """
+
+    thread_name = "spac-step-follower"
+
+    def show(self, value: T) -> None:
+        """Leave a value, after the function has returned from the one before.
+
+        Raise what an earlier call of the function raised.
+        """
+        self.wait()
+        super().show(value)
+
+    def wait(self) -> None:
+        """Wait until the function has returned from the last value. Raise what it raised, once."""
+        self.drain()
+        with self._changed:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def drain(self) -> None:
+        """Wait until the function has returned from the last value."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or (self._next is None and not self._busy))
