@@ -11,7 +11,7 @@ from spac.chat.commands import run_command
 from spac.chat.conversation import Conversation
 from spac.chat.dialogue import Dialogue
 from spac.chat.format import ChatFormat
-from spac.chat.images import image_at
+from spac.chat.messages import image_at
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spac.errors import InputError
-from spac.report.reading import read
+from spac.report.figures import read
 from spac.scheduler.demand import Demand
 
 GREEDY = ("--temp", 0, "-n", 8, "--device", "simulated", "--draft-length", 4, "--slots", "40%")

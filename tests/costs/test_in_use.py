@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spac.costs.in_use import spares_hand_offs
+from spac.costs.cache import spares_hand_offs
 
 
 @pytest.mark.parametrize(

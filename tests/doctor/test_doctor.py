@@ -11,7 +11,7 @@ import pytest
 
 from spac import _core, doctor
 from spac.config.values import VramLimit
-from spac.doctor import devices, examine, host, installation, main
+from spac.doctor import devices, examine, host, main
 from tests.cli.conftest import environment
 from tools.models import write_projector
 
@@ -104,7 +104,7 @@ def test_a_fault_is_exit_code_1(capsys, monkeypatch):
         yield
 
     broken.__name__ = "_library"
-    monkeypatch.setattr(installation, "library", broken)
+    monkeypatch.setattr(host, "library", broken)
     monkeypatch.setattr(doctor, "_demo", lambda: iter(()))
     assert main([]) == 1
     out, err = capsys.readouterr()
@@ -123,14 +123,12 @@ def test_a_wrong_target_is_one_line(capsys, tmp_path):
 
 
 def test_missing_extras_and_folders_are_no_fault(monkeypatch, tmp_path):
-    monkeypatch.setattr(installation, "EXTRAS", {"chat": ("no_such_module",), "server": ("json",)})
+    monkeypatch.setattr(host, "EXTRAS", {"chat": ("no_such_module",), "server": ("json",)})
     nowhere = tmp_path / "file"
     nowhere.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(nowhere / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    found = {
-        finding.name: finding for check in (installation.extras, installation.folders) for finding in check()
-    }
+    found = {finding.name: finding for check in (host.extras, host.folders) for finding in check()}
     assert found["extra-chat"].state == "off"
     assert "pip install 'spac[chat]'" in found["extra-chat"].why
     assert found["extra-server"].state == "ok"

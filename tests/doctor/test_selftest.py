@@ -13,9 +13,18 @@ import pytest
 
 from spac import _core, demo, doctor, env
 from spac.doctor import selftest
-from spac.doctor.mechanisms import AHEAD, EXCHANGE, IN_PLACE, MASKS, MECHANISMS, STREAMED, without_orphans
 from spac.doctor.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
-from spac.doctor.trial import Finding, Trial
+from spac.doctor.trial import (
+    AHEAD,
+    EXCHANGE,
+    IN_PLACE,
+    MASKS,
+    MECHANISMS,
+    STREAMED,
+    Finding,
+    Trial,
+    without_orphans,
+)
 from tools.models import exchange_experts
 
 NAMES = [PLAIN, *(mechanism.name for mechanism in MECHANISMS)]
@@ -208,7 +217,7 @@ def test_the_option_and_the_exit_code(
     made = [Result(MASKS.name, "no answer", "no answer within 15 s")] if failing else []
     monkeypatch.setattr(selftest, "SelfTest", lambda _: Pretended({result.name: result for result in made}))
     for check in (
-        "installation.library", "installation.llama_cpp_python", "devices.gpu", "devices.vram", "host.memory",
+        "host.library", "host.llama_cpp_python", "devices.gpu", "devices.vram", "host.memory",
         "host.cpu", "_demo",
     ):  # fmt: skip
         monkeypatch.setattr(f"spac.doctor.{check}", lambda *_: iter(()))

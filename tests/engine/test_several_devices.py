@@ -14,7 +14,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from spac.model.devices import choose_devices, device_room, devices_of
-from spac.report.reading import read
+from spac.report.figures import read
 from spac.stats.recording import Recorder
 
 PROMPT = "def double(values):\n    return"

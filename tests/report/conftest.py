@@ -74,8 +74,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Callable[..., Browser]:
     """Return `show(content, width=390)`, which opens the page of a recording in the browser."""
+    from spac.report.figures import Recording
     from spac.report.page import page
-    from spac.report.reading import Recording
 
     def open_page(
         content: dict[str, Any], *, width: int = 1280, height: int = 900, dark: bool = False

@@ -11,8 +11,8 @@ import pytest
 from spac import demo
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.report.figures import read
 from spac.report.page import page
-from spac.report.reading import read
 from tests.engine.test_batch import PROMPTS, config, texts
 from tests.serve.conftest import Server
 

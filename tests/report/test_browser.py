@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spac.report.reading import Recording
+from spac.report.figures import Recording
 
 CELLS = """
 (() => {

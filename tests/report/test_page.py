@@ -13,9 +13,8 @@ import pytest
 
 from spac.report import main
 from spac.report.charts import Charts
-from spac.report.figures import fixed_hit_rate, rows, smooth, time_parts
+from spac.report.figures import Recording, fixed_hit_rate, rows, smooth, time_parts
 from spac.report.page import page
-from spac.report.reading import Recording
 from spac.stats.words import number, percent
 from tests.report.conftest import spac
 

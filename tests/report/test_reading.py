@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spac.errors import InputError
-from spac.report.reading import read
+from spac.report.figures import read
 from tests.report.conftest import spac
 
 KEPT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -17,7 +17,7 @@ import spac.stats.recording
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.report.reading import Recording, read
+from spac.report.figures import Recording, read
 from spac.scheduler.choice import MoeSpacOptions
 from spac.stats.recording import COUNTERS, Recorder
 from tests.report.conftest import TIMEOUT_S, report_of

@@ -57,7 +57,7 @@ def test_options_that_cannot_be(capfd, arguments, said):
 
 def test_without_its_packages(capfd, monkeypatch):
     monkeypatch.setattr(
-        "spac.doctor.installation.missing_modules", lambda extra: ["fastapi"] if extra == "server" else []
+        "spac.doctor.host.missing_modules", lambda extra: ["fastapi"] if extra == "server" else []
     )
     assert "pip install 'spac[server]'" in refused(capfd)
 

@@ -19,9 +19,8 @@ import pytest
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.serve.page import FILES, live
+from spac.serve.page import FILES, html_of, live
 from spac.serve.page.live import LiveFeed
-from spac.serve.page.markdown import html_of
 from spac.stats import RunStats
 from tests.serve.conftest import KEY, Server, in_thread
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.chat.conversation import Conversation, Exchange
-from spac.chat.images import has_images, with_markers
+from spac.chat.messages import has_images, with_markers
 from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.program import read_image
 from spac.errors import InputError

@@ -1,4 +1,4 @@
-"""The device's time for an expert, estimated from the CPU's waits for the next layer.
+"""The device's time for an expert, and that of a hand-off, estimated from the CPU's waits for layers.
 
 In a layer, device and CPU begin together. The later one ends it, and the next layer's dense part follows:
 
@@ -12,11 +12,22 @@ over steps. Waits that are long for another reason (another program, a copy in t
 If an expert is hidden behind the CPU in all layers, d has only an upper bound, and every d below it fits
 equally well. The estimate then stays at its start. It leaves the start only for enough evidence: a factor of
 2 costs `_DOUBT`.
+
+The time of a hand-off comes from the CPU's waits behind whole layers. These have all of their experts
+resident and need no hand-off. Behind m such layers the CPU waits
+
+    R + m · (dense + D),    R = dense + hand-off
+
+with the D of each. So the waits show hand-off - D = R - (wait - R) / m, which is the time that a whole layer
+saves. The hand-off itself is this difference plus D, with the d that is believed now. If d is wrong, D and
+the hand-off are wrong by the same amount, and their difference is right.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 
@@ -27,6 +38,8 @@ _FACTORS = 2.0 ** np.arange(-12, 12.25, 0.25)  # candidates for d / start, as wr
 _FIRST = len(_FACTORS) // 2  # index of factor 1
 _DOUBT = 0.25  # loss of a factor of 2, in usual waits per layer, summed over the remembered steps
 _MOST = 4.0  # upper limit of a residual, in usual waits, because longer ones are no better evidence
+_WINDOW = 64  # latest steps, whose median counts, because waits scatter
+_BELIEVED = 16  # steps before the measured time replaces the start value; fewer scatter too much
 
 
 class DeviceTime:
@@ -90,3 +103,40 @@ class DeviceTime:
         self._loss *= 1.0 - SHARE
         self._loss += loss
         self._at = int((self._loss + self._doubt).argmin())
+
+
+class HandOffTime:
+    """The seconds of a hand-off."""
+
+    def __init__(self, start: float | None) -> None:
+        """Set the start value in seconds, or None if it is unknown."""
+        self._start = start
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # (hand-off - D, D at factor 1)
+
+    def seconds(self, factor: float) -> float | None:
+        """Return the seconds of a hand-off, or None before they are known.
+
+        `factor` is the factor of the device's start times that is believed now.
+        """
+        if len(self._steps) < _BELIEVED:
+            return self._start
+        net = median(net for net, _ in self._steps)
+        return max(0.0, net + factor * median(work for _, work in self._steps))
+
+    def observe(self, wait: Float64Array, late: Float64Array, work: Float64Array, usual: float) -> None:
+        """Learn from a step.
+
+        The arrays are float64 [L] in seconds. `wait` has the CPU's waits, 0 where it was not needed. `late`
+        says how much later than the CPU the device ended a layer. `work` is the device's computing time at
+        factor 1. `usual` is R.
+        """
+        waited = np.flatnonzero(wait > 0)
+        between = np.diff(waited) - 1
+        behind = between > 0
+        if not behind.any():
+            return
+        first, last, n_whole = waited[:-1][behind], waited[1:][behind], between[behind]
+        spared = usual - (wait[last] - late[first] - usual) / n_whole
+        before = np.append(0.0, work.cumsum())
+        inside = float((before[last] - before[first + 1]).sum() / n_whole.sum())
+        self._steps.append((float(np.median(spared)), inside))

@@ -4,7 +4,7 @@ A calibration may be wrong from the start, or become wrong: another program take
 clock drops, slots fill. `robust` describes the correction.
 
 The CPU's work is timed layer by layer. The device's work is not timed. `device_time` estimates it from the
-CPU's waits, and `hand_off_time` estimates the hand-off from the waits behind layers that need no CPU.
+CPU's waits, and the hand-off from the waits behind layers that need no CPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from spac.costs.device_time import DeviceTime
+from spac.costs.device_time import DeviceTime, HandOffTime
 from spac.costs.draft_time import DraftTime
-from spac.costs.hand_off_time import HandOffTime
 from spac.costs.model import Costs, ExpertCosts, Layer
 from spac.costs.robust import LEAST, RobustFit, RobustTable
 from spac.errors import InputError

@@ -20,7 +20,7 @@ from spac.cli.options import Parser, add_config, add_hub, draft_of, target_of
 from spac.cli.program import add_talk, guarded
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
-from spac.doctor import devices, host, installation
+from spac.doctor import devices, host
 from spac.doctor.measure import costs
 from spac.doctor.trial import Finding, State, Trial
 from spac.errors import InputError, SpacError, one_line
@@ -42,13 +42,13 @@ def examine(
     room = functools.partial(devices.vram, target, vram_limit, mmproj)
     trial = Trial(self_test)
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("python", installation.python), ("library", installation.library),
-        ("llama-cpp-python", installation.llama_cpp_python),
+        ("python", host.python), ("library", host.library),
+        ("llama-cpp-python", host.llama_cpp_python),
         ("cpu", functools.partial(host.cpu, target)),
         ("gpu", devices.gpu), ("images", functools.partial(devices.images, target, mmproj)), ("vram", room),
         ("memory", functools.partial(host.memory, target)),
-        ("huge pages", host.huge_pages), ("folders", installation.folders),
-        ("extras", installation.extras),
+        ("huge pages", host.huge_pages), ("folders", host.folders),
+        ("extras", host.extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip
     if measured is not None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from spac import _core, demo, env
-from spac.doctor.mechanisms import LOOKAHEAD, MECHANISMS, STREAMED, settings_of, there_on, with_needs
+from spac.doctor.trial import LOOKAHEAD, MECHANISMS, STREAMED, settings_of, there_on, with_needs
 from spac.errors import DeviceError, one_line
 from spac.machine.arrays import Float32Array
 

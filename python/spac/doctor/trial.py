@@ -1,19 +1,110 @@
-"""The findings of the self-test: which mechanisms work and are used, and what to switch off."""
+"""The mechanisms of the split that can be switched off alone, and what the self-test finds of them.
+
+The findings tell which mechanisms work and are used, and what to switch off.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from spac.doctor.mechanisms import AHEAD, BY_NAME, used_on, why_unused, without_orphans
-from spac.env import FORM
+from spac import env
 
 if TYPE_CHECKING:
     from spac._core import DeviceInfo
     from spac.doctor.selftest import Result, SelfTest
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One way to make the split faster. The plain split uses none."""
+
+    name: str
+    part: str = ""
+    """The part of SPAC_FORM that it is; "" if an option switches it."""
+    option: str = ""
+    """The option that switches it off if it is no part."""
+    needs: tuple[str, ...] = ()
+    """The names of the mechanisms that it needs."""
+    counter: str = ""
+    """A counter of `Experts.stats` that rises only while the mechanism is used; "" if there is none."""
+    usual_everywhere: bool = False
+    """True if also a device that computes on the CPU's cores uses it by default. Others use all of them."""
+    by_choice: bool = False
+    """True if no device uses it unless the user switches it on."""
+
+    @property
+    def remedy(self) -> str:
+        """The setting that switches it off, in words."""
+        return f"add no-{self.part} to {env.FORM.name}" if self.part else f"give {self.option}"
+
+    @property
+    def refused(self) -> bool:
+        """True if the user has switched it off."""
+        return env.FORM.get(self.part) is False
+
+    @property
+    def chosen(self) -> bool:
+        """True if the user has switched it on."""
+        return env.FORM.get(self.part) is True
+
+
+MASKS = Mechanism("device masks", "masks", usual_everywhere=True)
+AHEAD = Mechanism("launching ahead", "ahead", needs=(MASKS.name,), counter="ahead_ns")
+IN_PLACE = Mechanism("hand-over in place", "in-place")
+EXCHANGE = Mechanism("hand-over by own kernels", "exchange-kernels", needs=(IN_PLACE.name,),
+                     counter="blocks_exchanged", by_choice=True)  # fmt: skip
+PINNED = Mechanism("pinned experts", "pinned", usual_everywhere=True)
+STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
+LOOKAHEAD = Mechanism("looking ahead", "lookahead", counter="foreseen")
+MECHANISMS = (MASKS, AHEAD, IN_PLACE, EXCHANGE, PINNED, STREAMED, LOOKAHEAD)
+"""All mechanisms. Each stands after those that it needs."""
+BY_NAME = {mechanism.name: mechanism for mechanism in MECHANISMS}
+
+
+def with_needs(mechanism: Mechanism) -> frozenset[str]:
+    """Return the names of a mechanism and of those that it needs."""
+    return frozenset((mechanism.name, *mechanism.needs))
+
+
+def without_orphans(names: Iterable[str]) -> frozenset[str]:
+    """Return the names, except those of mechanisms that need one that is not among them."""
+    kept = frozenset(names)
+    return frozenset(m.name for m in MECHANISMS if m.name in kept and kept.issuperset(m.needs))
+
+
+def settings_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the variables of a process in which these mechanisms are on and all others are off."""
+    on = frozenset(names)
+    return {env.FORM.name: ",".join(["safe", *(m.part for m in MECHANISMS if m.part and m.name in on)])}
+
+
+def there_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
+    """Return True if a device can run a mechanism: not every device's kernels read ids masks."""
+    return device.reads_masks or MASKS.name not in with_needs(mechanism)
+
+
+def used_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
+    """Return True if a run with the present settings uses a mechanism that works on a device."""
+    if mechanism.refused or any(other.refused for other in MECHANISMS if other.name in mechanism.needs):
+        return False
+    if mechanism.by_choice:
+        return mechanism.chosen
+    return mechanism.usual_everywhere or mechanism.chosen or not device.shares_host_cores
+
+
+def why_unused(mechanism: Mechanism) -> str:
+    """Return the reason why a run does not use a mechanism."""
+    for other in MECHANISMS:
+        if other.name in with_needs(mechanism) and other.refused:
+            return f"not used: {env.FORM.name} switches {other.part} off"
+    choice = f"{env.FORM.name}={mechanism.part}" if mechanism.part else "--stream-batch"
+    if mechanism.by_choice:
+        return f"not used without {choice}"
+    return f"not used on the simulated device without {choice}"
 
 
 State = Literal["ok", "off", "fault"]
@@ -70,12 +161,12 @@ class Trial:
         if self._unusable:
             yield Finding(name, "off", "not run", self._unusable)
             return
-        before = os.environ.get(FORM.name, "")
-        os.environ[FORM.name] = ",".join([before, *self._off])
+        before = os.environ.get(env.FORM.name, "")
+        os.environ[env.FORM.name] = ",".join([before, *self._off])
         try:
             yield from check()
         finally:
-            os.environ[FORM.name] = before
+            os.environ[env.FORM.name] = before
 
     def _plain(self, result: Result, device: DeviceInfo) -> Finding:
         if not result.failed:

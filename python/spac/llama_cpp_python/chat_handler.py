@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from spac.chat.format import Answer, ChatFormat, Delta
-from spac.chat.images import has_images, with_markers
+from spac.chat.messages import has_images, with_markers
 from spac.chat.options import ChatOptions
 from spac.config.grammar import of_schema
 from spac.errors import InputError

@@ -13,8 +13,8 @@ from pathlib import Path
 from spac.cli.options import Parser
 from spac.cli.program import add_talk, files, guarded, say, write_out
 from spac.machine.files import check_outputs, write_atomically
+from spac.report.figures import read
 from spac.report.page import page
-from spac.report.reading import read
 
 
 def make_parser() -> Parser:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from spac.machine.arrays import Float64Array
-from spac.report.figures import Part, rate, rows, smooth, time_parts
-from spac.report.reading import Recording
+from spac.report.figures import Part, Recording, rate, rows, smooth, time_parts
 from spac.stats.words import number, percent, seconds, size
 
 Chart = dict[str, Any]

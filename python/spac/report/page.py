@@ -13,8 +13,7 @@ from typing import Any
 
 from spac.report import words
 from spac.report.charts import Chart, Charts
-from spac.report.figures import file_name
-from spac.report.reading import MATRICES, Recording
+from spac.report.figures import MATRICES, Recording, file_name
 
 SCRIPTS = ("drawing.js", "charts.js", "heat.js")
 

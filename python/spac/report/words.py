@@ -7,8 +7,7 @@ from html import escape
 from typing import Any
 
 from spac.report.charts import Charts
-from spac.report.figures import file_name, fixed_hit_rate
-from spac.report.reading import Recording
+from spac.report.figures import Recording, file_name, fixed_hit_rate
 from spac.stats.words import end, number, percent, seconds, size
 
 NO_EXPERTS = "This model has no experts that could be split, or ran without the split."

@@ -27,7 +27,7 @@ from spac.machine import host_memory
 from spac.machine.cpu import default_threads, physical_cores
 from spac.machine.device_memory import size
 from spac.rpc_server.policy import OPTIONS, ClientPolicy, new_scheduler
-from spac.serve.address import address, is_loopback, listen
+from spac.serve.server import address, is_loopback, listen
 
 if TYPE_CHECKING:
     from spac import _core

@@ -24,7 +24,7 @@ from spac.cli.options import Parser, add_config, add_engine, number, read_config
 from spac.cli.program import Talk, add_talk, guarded, models, say
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
 from spac.errors import InputError
-from spac.serve.address import address, is_loopback, listen
+from spac.serve.server import address, is_loopback, listen
 
 if TYPE_CHECKING:
     from spac.serve.state import ServerState
@@ -163,7 +163,7 @@ def serve(options: argparse.Namespace) -> int:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise InputError if the server's extra is not installed, or the folder of slots is not there."""
-    from spac.doctor.installation import missing_modules
+    from spac.doctor.host import missing_modules
 
     missing = missing_modules("server")
     if missing:
