@@ -178,17 +178,6 @@ LIB_PATH = Folder(
     "The folder from which llama-cpp-python takes libllama.so. spac sets it to the folder of its own "
     "library when it loads that library. A value from outside is not read.",
 )
-REFERENCE_LIB = Folder(
-    "SPAC_REFERENCE_LIB",
-    "For tests: the folder of an unpatched libllama.so to compare with. If it is not set, this is "
-    "lib/reference beside spac's module, which a build with -DSPAC_BUILD_REFERENCE=ON makes.",
-)
-FUZZ = Pairs(
-    "SPAC_FUZZ",
-    {"factor": float},
-    "For tests: how many times as many random inputs the fuzz tests try, other ones in every run. Not set: "
-    "as many as fit a minute, always the same.",
-)
 DEVICE = Text(
     "SPAC_DEVICE",
     "The device that `--device auto` means, such as CUDA1, simulated or cpu, or several, such as "

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac.chat.console import Lines, is_complete, unfold
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.dialogue import Piece
-from spac.chat.display import Markdown, Plain, split_blocks, visible
+from spac.chat.terminal import Lines, Markdown, Plain, is_complete, split_blocks, unfold, visible
 from spac.errors import InputError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -31,10 +31,10 @@ def reference_library() -> Path | None:
     """Return the folder of an unpatched libllama.so of the same pin, or None. The environment names it, or a
     build with -DSPAC_BUILD_REFERENCE=ON has put it beside spac's library."""
     # Imported late: a worker that imports this file for the reference must not import spac.
-    from spac import _library, env
+    from spac import _library
 
-    named = env.REFERENCE_LIB.get()
-    folder = named if named is not None else _library.library_path().parent / "reference"
+    named = os.environ.get("SPAC_REFERENCE_LIB")
+    folder = Path(named) if named else _library.library_path().parent / "reference"
     return folder if (folder / "libllama.so").is_file() else None
 
 

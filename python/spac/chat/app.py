@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from spac import env
 from spac.chat.arguments import add_chat_options, read_chat_options
 from spac.chat.commands import COMMANDS, Leave, is_command, run_command
-from spac.chat.console import Editor, Lines, Source, history_file
 from spac.chat.conversation import Conversation
-from spac.chat.display import Display, Markdown, Plain
+from spac.chat.terminal import Display, Editor, Lines, Markdown, Plain, Source, history_file
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
 from spac.cli.program import (

@@ -11,6 +11,7 @@ from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.options import number
 from spac.config import COUNT, Range
 from spac.errors import InputError
+from spac.machine.files import unreadable
 
 
 def add_chat_options(parser: argparse._ActionsContainer) -> None:
@@ -73,16 +74,14 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
             raise InputError(
                 '--chat-template-kwargs: an object is needed, such as {"reasoning_effort": "low"}'
             )
-    template = _read(Path(file)) if file is not None else given
+    template = given
+    if file is not None:
+        try:
+            template = Path(file).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise unreadable(file, error) from None
     prefill = getattr(options, "prefill_assistant", DEFAULTS.prefill)
     urls = getattr(options, "image_urls", DEFAULTS.image_urls)
     return ChatOptions(
         template, options.reasoning != "off", options.reasoning_budget, variables, urls, prefill
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

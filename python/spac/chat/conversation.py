@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from spac.errors import InputError
-from spac.machine.files import write_atomically
+from spac.machine.files import unreadable, write_atomically
 
 Message = dict[str, Any]
 """A message of a chat template.
@@ -73,7 +73,7 @@ class Conversation:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
+            raise unreadable(path, error) from None
         if isinstance(found, dict) and found.get("spac_chat", SCHEMA) != SCHEMA:
             raise InputError(f"{path}: a conversation of another version of spac")
         messages = found.get("messages") if isinstance(found, dict) else found
@@ -119,7 +119,3 @@ def _read(content: Any) -> tuple[Any, tuple[str, ...]]:
     text = "\n".join(part["text"] for part in content if part["type"] == "text")
     images = tuple(part["image_url"]["url"] for part in content if part["type"] != "text")
     return text, images
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -27,7 +27,7 @@ from spac.cli.options import Parser, draft_of, target_of
 from spac.config.engine import STATE_WORDS
 from spac.config.values import Adapter
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
-from spac.machine.files import check_outputs, unwritable
+from spac.machine.files import check_outputs, unreadable, unwritable
 
 if TYPE_CHECKING:
     from spac.engine import Engine
@@ -179,8 +179,7 @@ def read_prompt(name: str) -> str:
     try:
         data = Path(name).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{name}: the prompt cannot be read: {reason}") from None
+        raise unreadable(name, error, "the prompt ") from None
     return as_text(data, name)
 
 
@@ -189,8 +188,7 @@ def read_image(name: str) -> bytes:
     try:
         return Path(name).expanduser().read_bytes()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{name}: the image cannot be read: {reason}") from None
+        raise unreadable(name, error, "the image ") from None
 
 
 def as_text(data: bytes | str, name: str) -> str:

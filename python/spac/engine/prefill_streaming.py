@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from spac.config.values import StreamBatch
 from spac.costs import Costs
@@ -30,23 +30,7 @@ if TYPE_CHECKING:
 _SETTLED = 0.2  # A relative change of the threshold by less does not justify preparing the graphs again.
 
 
-class Layer(Protocol):
-    """The fields of an MoE layer that the estimate uses (`spac._core.LayerInfo`)."""
-
-    @property
-    def n_expert(self) -> int:
-        """The number of experts."""
-
-    @property
-    def n_used(self) -> int:
-        """Experts per token; 0 before the first graph."""
-
-    @property
-    def pool(self) -> int:
-        """The pool of slots that the layer shares."""
-
-
-def stream_s(costs: Costs, layers: Sequence[Layer], resident: float) -> float:
+def stream_s(costs: Costs, layers: Sequence[_core.LayerInfo], resident: float) -> float:
     """Return T_stream in seconds, with the share `resident` of every layer's experts in slots."""
     total = 0.0
     for layer in layers:
@@ -56,7 +40,7 @@ def stream_s(costs: Costs, layers: Sequence[Layer], resident: float) -> float:
     return total
 
 
-def split_s(costs: Costs, layers: Sequence[Layer], resident: float, n_tokens: int) -> float:
+def split_s(costs: Costs, layers: Sequence[_core.LayerInfo], resident: float, n_tokens: int) -> float:
     """Return T_split(n_tokens) in seconds, with the share `resident` of every layer's experts in slots."""
     total = 0.0
     for layer in layers:
@@ -66,7 +50,9 @@ def split_s(costs: Costs, layers: Sequence[Layer], resident: float, n_tokens: in
     return total
 
 
-def worth_it(costs: Costs, layers: Sequence[Layer], resident: float, small: int, largest: int) -> int:
+def worth_it(
+    costs: Costs, layers: Sequence[_core.LayerInfo], resident: float, small: int, largest: int
+) -> int:
     """Return the fewest tokens of a graph from which on streaming is expected to be as fast as the split.
 
     The split has graphs of at most `small` tokens. The result is from `StreamBatch.LEAST` to `largest`, or 0
@@ -89,25 +75,21 @@ class PromptStreams:
     def __init__(self, experts: _core.Experts, wanted: StreamBatch, small: int, largest: int) -> None:
         """Store the setting; graphs have `small` tokens if they are split, and `largest` at most."""
         self._experts, self._wanted, self._small, self._largest = experts, wanted, small, largest
-        self._tokens = 0
+        self.tokens = 0
+        """The number of tokens of the smallest graph that streams; 0 if none does."""
         self.share = 0.0
         """The number of slots divided by the number of experts."""
         self.graph_s = 0.0
         """The estimated seconds in which a graph's experts come to the device."""
 
     @property
-    def tokens(self) -> int:
-        """The number of tokens of the smallest graph that streams; 0 if none does."""
-        return self._tokens
-
-    @property
     def note(self) -> str:
         """A note for the user with the estimate; "" if there is none."""
         if self._wanted.tokens is not None or self.share == 1:
             return ""
-        if not self._tokens:
+        if not self.tokens:
             return "prompts: split, for experts would come to the device slower than the CPU computes them"
-        return f"prompts: from {self._tokens} tokens in a graph on, all experts come to the device"
+        return f"prompts: from {self.tokens} tokens in a graph on, all experts come to the device"
 
     def update(self, costs: Costs) -> None:
         """Estimate the number of tokens again, between two prompts, with the current costs."""
@@ -118,11 +100,11 @@ class PromptStreams:
             self._set(self._wanted.tokens)
             return
         tokens = worth_it(costs, layers, self.share, self._small, self._largest)
-        known = self._tokens
+        known = self.tokens
         is_new = not tokens or not known or abs(tokens - known) > _SETTLED * known
         self._set(tokens if is_new else known)
 
     def _set(self, tokens: int) -> None:
-        if tokens != self._tokens:
-            self._tokens = tokens
+        if tokens != self.tokens:
+            self.tokens = tokens
             self._experts.set_stream_tokens(tokens)

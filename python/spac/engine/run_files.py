@@ -17,7 +17,7 @@ import numpy as np
 from spac import env
 from spac.costs.cache import fingerprint, make_folder
 from spac.errors import InputError
-from spac.machine.files import check_outputs, check_writable, write_atomically
+from spac.machine.files import check_outputs, check_writable, unreadable, write_atomically
 from spac.scheduler import Event, SchedulerChoice
 from spac.scheduler.base import Layer, Plan, StateArrays
 from spac.stats.timeline import Timeline
@@ -141,8 +141,7 @@ class WarmState:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # A null character in the name raises ValueError.
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{path}: the state cannot be read: {reason}") from None
+            raise unreadable(path, error, "the state ") from None
         return cls._parse(path, data) if data else None
 
     @classmethod

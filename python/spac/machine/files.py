@@ -119,6 +119,11 @@ def unwritable(path: Path | str, error: Exception) -> InputError:
     return InputError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}")
 
 
+def unreadable(path: Path | str, error: Exception, what: str = "") -> InputError:
+    """Return the InputError for a file that cannot be read; `what` names it, such as "the prompt "."""
+    return InputError(f"{path}: {what}cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
 def _is_written_directly(path: Path) -> bool:
     """Return True for a pipe, a device and a stream, which no other file can replace."""
     return _STREAM.fullmatch(str(path)) is not None or (

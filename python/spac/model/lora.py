@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from spac.config.values import Adapter
 from spac.errors import InputError
+from spac.machine.files import unreadable
 
 if TYPE_CHECKING:
     from spac.model.c_api import Context, Model
@@ -38,8 +39,7 @@ def check_adapter(path: Path) -> None:
     except HeaderError as fault:
         raise InputError(f"{path}: {fault}") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{path}: the LoRA adapter cannot be read: {reason}") from None
+        raise unreadable(path, error, "the LoRA adapter ") from None
 
 
 def load_adapters(model: Model, adapters: Sequence[Adapter]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from spac.errors import InputError
 from spac.machine.arrays import Float64Array, Int32Array
+from spac.machine.files import unreadable
 from spac.stats.recording import COLUMNS, FORMAT, REPORT, SCHEMA
 
 MATRICES = ("demand", "resident", "arrivals")
@@ -56,7 +57,7 @@ def read(name: str) -> Recording:
         with zipfile.ZipFile(io.BytesIO(sys.stdin.buffer.read()) if name == "-" else name) as file:
             content = json.loads(file.read(REPORT))
     except (OSError, ValueError) as error:  # a null character in the name raises ValueError
-        raise InputError(f"{title}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unreadable(title, error) from None
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError):
         content = None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
