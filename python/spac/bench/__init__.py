@@ -208,15 +208,12 @@ class Bench:
         else:
             print("\n".join(text), flush=True)
         if options.json is not None:
-            self._write_json(
-                json.dumps(figures.as_json(measured.samples, self._about(measured, interrupted)))
-            )
-
-    def _write_json(self, line: str) -> None:
-        if self.options.json == "-":
-            write_out(line.encode() + b"\n")
-        else:
-            write_atomically(Path(self.options.json), line.encode() + b"\n")
+            found = figures.as_json(measured.samples, self._about(measured, interrupted))
+            line = json.dumps(found).encode() + b"\n"
+            if options.json == "-":
+                write_out(line)
+            else:
+                write_atomically(Path(options.json), line)
 
     def _about(self, measured: Measurement, interrupted: bool) -> dict[str, Any]:
         base = measured.base

@@ -113,7 +113,11 @@ class Pairs:
 
     def _load(self, key: Key) -> ModelPair:
         configs = [each.config(self.base) for each in self._candidates if self._key(each) == key]
-        self._loaded[key] = pair = ModelPair(max(configs, key=_reach), self._progress, all_rows=False)
+        self._loaded[key] = pair = ModelPair(
+            max(configs, key=lambda each: each.longest_draft if each.draft_types else 0),
+            self._progress,
+            all_rows=False,
+        )
         # The graphs of a context keep the slots of their time. So every engine gets its own contexts.
         for context in (pair.draft_context, pair.target_context):
             if context is not None:
@@ -130,10 +134,6 @@ class Pairs:
             # llama.cpp may make a second copy of the weights in another layout, beside the mapping.
             if on_device or available() < 2 * self._file_size:
                 self._loaded.pop(other).close()
-
-
-def _reach(config: EngineConfig) -> int:
-    return config.longest_draft if config.draft_types else 0
 
 
 @dataclass(frozen=True)

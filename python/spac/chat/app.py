@@ -102,8 +102,9 @@ class App:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._talk.end_progress()
             self._talk.show_notes(engine)
+            limit = None if options.max_tokens < 0 else options.max_tokens
             chat = ChatFormat(engine.target, chat_options.template)
-            dialogue = Dialogue(engine, chat, conversation, self._max_tokens, chat_options)
+            dialogue = Dialogue(engine, chat, conversation, limit, chat_options)
             outputs, inputs = files(options)
             dialogue.files = [(f"the file of {flag}", path) for flag, path in outputs.items()]
             dialogue.files += [each for each in inputs if each[1] != options.load]  # that one may be replaced
@@ -115,11 +116,6 @@ class App:
                 self._talk.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             self._converse(dialogue, source, display)
         return self._code
-
-    @property
-    def _max_tokens(self) -> int | None:
-        limit = int(self._options.max_tokens)
-        return None if limit < 0 else limit
 
     def _source(self) -> Source:
         if not self._interactive:

@@ -1,10 +1,4 @@
-"""The engine generates text with a target, an optional draft, a device and a scheduler.
-
-Example:
-    with Engine(EngineConfig(target="model.gguf", draft="draft.gguf")) as engine:
-        for piece in engine.generate("def fibonacci(n):", max_tokens=100):
-            print(piece, end="", flush=True)
-"""
+"""The engine: a pair of models with slots, a scheduler and a session, and its generations."""
 
 from __future__ import annotations
 
@@ -111,7 +105,7 @@ class Engine:
             if config.unused_options:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
-            self.events.beside = self._schedules_beside
+            self.events.beside = env.FORM.get("schedule-beside") is True
             self.events.driver = driver = expert_cache.attach(config.scheduler)
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
             expert_cache.update_streams()
@@ -145,7 +139,7 @@ class Engine:
         about = {"target": Path(self.config.target).name}
         options: Mapping[str, Any] = {}
         if (expert_cache := self._expert_cache) is not None:
-            about |= {"device": expert_cache.device_name, "scheduler": expert_cache.scheduler_name}
+            about |= {"device": self._pair.device_names, "scheduler": expert_cache.scheduler_name}
             options = expert_cache.scheduler_options
         self._notes += self._files.end(self.events.driver, options, about)
 
@@ -326,11 +320,6 @@ class Engine:
     def _say(self, note: str) -> None:
         self._notes.append(note)
         self.on_note(note)
-
-    @property
-    def _schedules_beside(self) -> bool:
-        """True if the scheduler works while the next step computes."""
-        return env.FORM.get("schedule-beside") is True
 
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver

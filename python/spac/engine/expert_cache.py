@@ -63,7 +63,9 @@ class ExpertCache:
         if self._device is not None:
             notes += attach_draft(pair.draft_experts, self._device)
         notes += attach_copies(config, pair)
-        self.costs = self._know_costs()
+        if self._experts is not None:
+            self.costs = CostsInUse(pair, config.longest_draft + 1)
+            notes += [self.costs.note] if self.costs.note else []
         try:
             self._stream_prompts()
         except BaseException:
@@ -79,25 +81,12 @@ class ExpertCache:
             self._token_time.close()
         self.costs = self._token_time = None
 
-    @property
-    def device_name(self) -> str:
-        """The devices' names, with commas between them; "cpu" without a device."""
-        return self._pair.device_names
-
     def observe(self, step: _core.Step, n_asked: int) -> None:
         """Learn costs from a step that was asked for a draft of `n_asked` tokens."""
         if self.costs is not None:
             self.costs.observe(step, n_asked)
         if self._token_time is not None:
             self._token_time.observe(step)
-
-    def _know_costs(self) -> CostsInUse | None:
-        if self._experts is None:
-            return None
-        costs = CostsInUse(self._pair, self._config.longest_draft + 1)
-        if costs.note:
-            self._notes.append(costs.note)
-        return costs
 
     @property
     def estimator(self) -> CostEstimator | None:

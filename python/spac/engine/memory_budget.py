@@ -59,16 +59,6 @@ class MemoryBudget:
         self._looked = monotonic()
         self._pressure = self._new_pressure()
 
-    @property
-    def used(self) -> int:
-        """The bytes of the devices that spac uses."""
-        return sum(device.memory.used for device in self._devices)
-
-    @property
-    def limit(self) -> int:
-        """The limits in bytes, of all devices together; 0 for none."""
-        return sum(device.memory.limit for device in self._devices)
-
     def set_vram_limit(self, limit: VramLimit | str | int | float | None) -> None:
         """Set the limit of each device's memory, or None for none, and attach as many slots as it allows.
 

@@ -48,7 +48,7 @@ def setting_of(
     return Setting(
         target=str(config.target),
         draft=str(config.draft) if pair.draft is not None else None,
-        device=expert_cache.device_name,
+        device=pair.device_names,
         device_is_simulated=device is not None and device.shares_host_cores,
         scheduler=expert_cache.scheduler_name,
         draft_types=config.draft_types,

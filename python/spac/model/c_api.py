@@ -117,6 +117,7 @@ class _Owned:
     threads.
     """
 
+    _free: Callable[[int], object]
     _pointer: int | None = None
 
     def __init__(self) -> None:
@@ -140,13 +141,11 @@ class _Owned:
         if pointer and self._home == os.getpid():
             self._free(pointer)
 
-    def _free(self, pointer: int) -> None:
-        raise NotImplementedError
-
 
 class Model(_Owned):
     """A loaded GGUF. Raises SpacError with the library's own reason if it cannot be loaded."""
 
+    _free = staticmethod(_core.free_model)
     path: Path
     adapters: list[tuple[int, float]]
     """Pointers of LoRA adapters, with their scales. They are freed with the model."""
@@ -165,9 +164,6 @@ class Model(_Owned):
         self._pointer = _core.load_model(os.fsencode(path), devices, dict(params), progress)
         if not self._pointer:
             raise refusal(f"{path}: llama.cpp could not load the model")
-
-    def _free(self, pointer: int) -> None:
-        _core.free_model(pointer)
 
     @property
     def has_window(self) -> bool:
@@ -240,6 +236,8 @@ class Model(_Owned):
 class Context(_Owned):
     """A context of a model. Raises SpacError if it cannot be made."""
 
+    _free = staticmethod(_core.free_context)
+
     def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
         super().__init__()
         last_error()
@@ -247,9 +245,6 @@ class Context(_Owned):
         if not self._pointer:
             what = f"a context of {params['n_ctx']} tokens" if "n_ctx" in params else "a context"
             raise refusal(f"{model.path}: llama.cpp could not make {what}")
-
-    def _free(self, pointer: int) -> None:
-        _core.free_context(pointer)
 
     @property
     def size(self) -> int:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from spac import _core
 from spac.config.values import Adapter
 from spac.errors import InputError
 from spac.machine.files import unreadable
-
-if TYPE_CHECKING:
-    from spac.model.c_api import Context, Model
+from spac.model.c_api import Context, Model, last_error, refusal
+from spac.model.gguf.check import NO_KERNEL
+from spac.model.gguf.header import HeaderError, read_header
 
 
 def check_adapter(path: Path) -> None:
     """Check the parts of an adapter's file that llama.cpp trusts. Raises InputError, with one line."""
-    from spac.model.gguf.check import NO_KERNEL
-    from spac.model.gguf.header import HeaderError, read_header
-
     try:
         header = read_header(path)
         kind = str(header.metadata.get("general.type", "model"))
@@ -47,9 +44,6 @@ def load_adapters(model: Model, adapters: Sequence[Adapter]) -> None:
 
     Contexts that are made later can apply them. Raises InputError or OutOfMemoryError, with one line.
     """
-    from spac import _core
-    from spac.model.c_api import last_error, refusal
-
     for adapter in adapters:
         check_adapter(adapter.path)
         last_error()
@@ -61,9 +55,6 @@ def load_adapters(model: Model, adapters: Sequence[Adapter]) -> None:
 
 def apply_adapters(model: Model, context: Context) -> None:
     """Make a new context compute with its model's adapters. Raises the errors of `load_adapters`."""
-    from spac import _core
-    from spac.model.c_api import last_error, refusal
-
     if not model.adapters:
         return
     pointers, scales = zip(*model.adapters, strict=True)

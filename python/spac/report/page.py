@@ -68,22 +68,16 @@ def _experts(recording: Recording) -> Chart | None:
     experts = recording.content["experts"]
     if experts is None:
         return None
-    counts = [layer["n_expert"] for layer in experts["layers"]]
+    counts, names = [layer["n_expert"] for layer in experts["layers"]], experts["devices"]
     return {
         "n_layer": len(counts),
         "n_expert": experts["n_expert"],
         "counts": counts,
-        "devices": _devices(experts),
+        "devices": [names[layer["device"]] for layer in experts["layers"]] if len(names) > 1 else [],
         "looks": experts["looks"],
         "summary": f"{len(counts)} layers of up to {experts['n_expert']} experts",
         **{name: experts[name] for name in MATRICES},
     }
-
-
-def _devices(experts: dict[str, Any]) -> list[str]:
-    """Return the name of each layer's device if there are several; else none."""
-    names = experts["devices"]
-    return [names[layer["device"]] for layer in experts["layers"]] if len(names) > 1 else []
 
 
 def _sections(recording: Recording, charts: Charts, drawn: dict[str, Chart]) -> Iterable[str]:

@@ -33,6 +33,8 @@ MAX_DIMS = 4
 MAX_TENSOR_NAME = 63
 
 TOKENS = "tokenizer.ggml.tokens"
+ALIGNMENT = "general.alignment"
+BAD_ALIGNMENT = f"{ALIGNMENT} is not a power of two of type uint32"
 DAMAGED = "the file is damaged or not complete: download or convert it again"
 
 Scalar = int | float | bool | str
@@ -86,11 +88,9 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """A file's metadata and its tensors, both in file order. `kinds` has the GGUF type of each key."""
+    """A file's metadata and its tensors, both in file order."""
 
-    version: int
     metadata: dict[str, Scalar | Array]
-    kinds: dict[str, GGUFValueType]
     tensors: tuple[TensorInfo, ...]
     alignment: int
     data_offset: int
@@ -157,23 +157,23 @@ class _Parser:
         for n, what in ((n_entries, "metadata entries"), (n_tensors, "tensors")):
             if n > MAX_ENTRIES:
                 raise HeaderError(f"it claims {n} {what}, more than {MAX_ENTRIES}")
-        metadata, kinds = self.metadata(n_entries)
+        metadata = self.metadata(n_entries)
         tensors = self.tensors(n_tensors)
-        alignment = self.alignment(metadata, kinds)
+        alignment = self.alignment(metadata)
         data_offset = -(-self.at // alignment) * alignment
-        return Header(version, metadata, kinds, tensors, alignment, data_offset, self.size)
+        return Header(metadata, tensors, alignment, data_offset, self.size)
 
-    def metadata(self, n: int) -> tuple[dict[str, Scalar | Array], dict[str, GGUFValueType]]:
+    def metadata(self, n: int) -> dict[str, Scalar | Array]:
         metadata: dict[str, Scalar | Array] = {}
-        kinds: dict[str, GGUFValueType] = {}
         for i in range(n):
             key = self.string(f"metadata key {i}", MAX_KEY)
             if not key or key in metadata:
                 raise HeaderError(f"metadata key {i} is {'empty' if not key else f'a second {key!r}'}")
             kind = self.kind(key)
-            kinds[key] = kind
+            if key == ALIGNMENT and kind != GGUFValueType.UINT32:
+                raise HeaderError(BAD_ALIGNMENT)
             metadata[key] = self.array(key) if kind == GGUFValueType.ARRAY else self.value(kind, key)
-        return metadata, kinds
+        return metadata
 
     def tensors(self, n: int) -> tuple[TensorInfo, ...]:
         tensors: dict[str, TensorInfo] = {}
@@ -212,11 +212,10 @@ class _Parser:
             raise HeaderError(f"tensor {name!r} is impossibly large ({_times(shape)})")
         return TensorInfo(name, shape, kind, self.u64(f"tensor {name!r}"), n_bytes)
 
-    def alignment(self, metadata: dict[str, Scalar | Array], kinds: dict[str, GGUFValueType]) -> int:
-        value = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
-        is_uint32 = kinds.get("general.alignment", GGUFValueType.UINT32) == GGUFValueType.UINT32
-        if not is_uint32 or not isinstance(value, int) or value <= 0 or value & (value - 1):
-            raise HeaderError("general.alignment is not a power of two of type uint32")
+    def alignment(self, metadata: dict[str, Scalar | Array]) -> int:
+        value = metadata.get(ALIGNMENT, GGUF_DEFAULT_ALIGNMENT)
+        if not isinstance(value, int) or value <= 0 or value & (value - 1):
+            raise HeaderError(BAD_ALIGNMENT)
         return value
 
     # Values

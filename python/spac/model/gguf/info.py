@@ -34,11 +34,7 @@ class ModelInfo:
     """The number of the model's own layers that draft for it (`draft-mtp`)."""
     n_ctx_train: int
     n_embd: int
-    tokenizer: str
-    tokenizer_pre: str
     n_vocab: int
-    bos: int | None
-    eos: int | None
     expert_bytes: int
     file_size: int
     types: dict[str, int]
@@ -100,11 +96,7 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         n_mtp_layers=size("nextn_predict_layers"),
         n_ctx_train=size("context_length"),
         n_embd=size("embedding_length"),
-        tokenizer=str(meta.get("tokenizer.ggml.model", "")),
-        tokenizer_pre=str(meta.get("tokenizer.ggml.pre", "")),
         n_vocab=tokens.n if isinstance(tokens, Array) else size("vocab_size"),
-        bos=_token(meta.get("tokenizer.ggml.bos_token_id")),
-        eos=_token(meta.get("tokenizer.ggml.eos_token_id")),
         expert_bytes=sum(t.n_bytes for t in experts),
         file_size=file_size,
         types=_bytes_by_type(tensors),
@@ -155,7 +147,3 @@ def number(header: Header, key: str, default: int) -> int:
 def _largest(value: Scalar | Array) -> int:
     values = value.values or () if isinstance(value, Array) else (value,)
     return max((v for v in values if isinstance(v, int)), default=0)
-
-
-def _token(value: Scalar | Array | None) -> int | None:
-    return value if isinstance(value, int) else None
