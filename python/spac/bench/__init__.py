@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spac import __version__
-from spac.bench.candidates import (
-    ROOFLINE,
-    Candidate,
-    can_draft,
-    combinations,
-    default_lengths,
-    parse_length,
-)
+from spac.bench.candidates import ROOFLINE, Candidate, can_draft, combinations, default_lengths, parse_length
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
 from spac.cli.program import INTERRUPTED, Talk, add_talk, as_text, guarded, models, read_prompt, write_out

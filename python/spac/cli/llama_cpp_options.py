@@ -245,10 +245,7 @@ _REFUSED = [
     *_refused("spac --version tells it", "--version"),
     *_refused("--help lists the options", "--usage"),
     *_refused(
-        "an answer ends where its model ends it: leave it out",
-        "",
-        "--reverse-prompt -r",
-        programs=("chat",),
+        "an answer ends where its model ends it: leave it out", "", "--reverse-prompt -r", programs=("chat",)
     ),
     *_refused("answers go to stdout: redirect that", "", "--output -o --output-file", programs=("chat",)),
     *_refused("requests say where they end (stop)", "", "--reverse-prompt -r", programs=("serve",)),

@@ -70,10 +70,7 @@ def _flash_attention(text: str) -> str:
     return word
 
 
-_NAMED: dict[str, Callable[[str], Any]] = {
-    "flash_attn": _flash_attention,
-    "samplers": sampler_names,
-}
+_NAMED: dict[str, Callable[[str], Any]] = {"flash_attn": _flash_attention, "samplers": sampler_names}
 """Parsers of fields whose type alone does not say how a value is written, by the field's name."""
 _OPTIONAL: dict[str, dict[str, Any]] = {"flash_attn": {"nargs": "?", "const": "on"}}
 """Further arguments of options that once had no value in llama.cpp, by the field's name."""

@@ -21,18 +21,12 @@ from spac.machine.device_memory import size
 EXTRAS = {
     "chat": ("prompt_toolkit", "rich"),
     "server": (
-        "fastapi",
-        "uvicorn",
-        "sse_starlette",
-        "starlette_context",
-        "pydantic_settings",
-        "prometheus_client",
-        "markdown_it",
-        "pygments",
+        "fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings", "prometheus_client",
+        "markdown_it", "pygments",
     ),
     "hf": ("huggingface_hub",),
     "ray": ("ray",),
-}
+}  # fmt: skip
 """The modules behind the optional parts, by the name of their extra."""
 
 

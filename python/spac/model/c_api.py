@@ -151,11 +151,7 @@ class Model(_Owned):
     """Pointers of LoRA adapters, with their scales. They are freed with the model."""
 
     def __init__(
-        self,
-        path: Path,
-        devices: Sequence[int],
-        params: Mapping[str, Any],
-        progress: Progress | None = None,
+        self, path: Path, devices: Sequence[int], params: Mapping[str, Any], progress: Progress | None = None
     ) -> None:
         super().__init__()
         self.path = path

@@ -69,10 +69,8 @@ def bytes_beside(config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo
     slots = config.slots
     n_experts = max(1, info.n_expert * info.n_expert_layers)
     share = AUTO_SHARE if slots.is_auto else slots.of(n_experts) / n_experts
-    draft = (
-        Path(config.draft) if config.draft is not None else None
-    )  # some draft types do not use it, so it may not exist
-    draft_bytes = draft.stat().st_size if draft is not None and draft.is_file() else 0
+    draft = Path(config.draft or "")  # Some draft types do not use it, so it may not exist.
+    draft_bytes = draft.stat().st_size if draft.is_file() else 0
     return info.file_size - info.expert_bytes + int(share * info.expert_bytes) + draft_bytes
 
 

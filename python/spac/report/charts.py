@@ -112,16 +112,9 @@ class Charts:
             values, total = by[column] / self.n_step / 1e6, f"{seconds(by[column].sum() / 1e9)} in all"
             times.append(_series(name, colour, values.tolist(), total=total))
         bars = {"kind": "bars", "height": 180, **axis}
-        return {
-            "layer_hits": {
-                **bars,
-                "title": "Hit rate by layer",
-                "unit": "%",
-                "y_range": [0, 1],
-                "series": hits,
-            },
-            "layer_times": {**bars, "title": "Time by layer, per step", "unit": "ms", "series": times},
-        }
+        of_hits = {"title": "Hit rate by layer", "unit": "%", "y_range": [0, 1], "series": hits}
+        of_times = {"title": "Time by layer, per step", "unit": "ms", "series": times}
+        return {"layer_hits": {**bars, **of_hits}, "layer_times": {**bars, **of_times}}
 
     # Time
 
@@ -132,9 +125,8 @@ class Charts:
             values, share = (part.ns / self._steps / 1e6).tolist(), percent(float(part.ns.sum()) / total)
             series.append(_series(part.name, i, values, total=share, hint=part.explanation))
         if self._content["device"] is not None and c["device_ns"].any():
-            name = "device experts, beside it" + (
-                " (at most)" if self._content["device"] == "at most" else ""
-            )
+            at_most = " (at most)" if self._content["device"] == "at most" else ""
+            name = f"device experts, beside it{at_most}"
             hint = "the device's own time on experts while the CPU computes or waits: no part of the sum"
             share, values = percent(self._share("device_ns", "time_ns")), self._per_step("device_ns") / 1e6
             series.append(_series(name, INK, values.tolist(), style="dash", total=share, hint=hint))

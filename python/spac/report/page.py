@@ -88,12 +88,8 @@ def _sections(recording: Recording, charts: Charts, drawn: dict[str, Chart]) -> 
     else:
         title = "Where the experts are, and where they are wanted"
         yield _section("experts", title, words.of_hits(recording), MAPS)
-        yield _section(
-            "hits",
-            "Hits over time",
-            words.of_thresholds(recording),
-            _figures(drawn, "hits", "threshold", "thresholds"),
-        )
+        hits = _figures(drawn, "hits", "threshold", "thresholds")
+        yield _section("hits", "Hits over time", words.of_thresholds(recording), hits)
     if drawn:
         time = _figures(drawn, "time") + words.time_table(charts)
         yield _section("time", "Where the time goes", words.of_time(charts), time)

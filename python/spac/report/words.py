@@ -20,9 +20,7 @@ def settings(recording: Recording) -> str:
     longest = f"{stat('governor') or 'fixed'}, at most {number(stat('draft_length'))}"
     options = plain(recording.stats.get("scheduler_options") or "")
     scheduler = (stat("scheduler") or "none") + (f" ({options})" if options else "")
-    device = (stat("device") or "cpu") + (
-        ", the CPU playing a GPU" if recording.stats.get("device_is_simulated") else ""
-    )
+    device = (stat("device") or "cpu") + (", the CPU playing a GPU" if stat("device_is_simulated") else "")
     facts: list[tuple[str, str | None]] = [
         ("draft", draft),
         ("draft length", longest if draft != "none" else None),
@@ -55,22 +53,17 @@ def cards(recording: Recording) -> str:
         first = seconds(stat("time_to_first_token_s"))
         shown.append(("First token", first, "", f"prompt of {n('prompt_tokens')} tokens"))
     if recording.stats.get("draft_types"):
-        shown.append(
-            ("Acceptance", percent(stat("acceptance")), "", f"{n('tokens_per_step')} tokens per step")
-        )
+        of_steps = f"{n('tokens_per_step')} tokens per step"
+        shown.append(("Acceptance", percent(stat("acceptance")), "", of_steps))
     if recording.content["experts"] is not None:
         moved = sum(recording.total(f"{way}_bytes") for way in ("upload", "download", "join"))
         swaps = f"{n('uploads')} uploads, {n('evictions')} evictions"
         distinct = f"{percent(stat('hit_rate_distinct'))} of distinct experts"
         host = f"and {seconds(stat('host_compute_s'))} of experts on the CPU"
+        on_device = f"{size(stat('slot_bytes'))} on the device"
         shown += [
             ("Hit rate", percent(stat("hit_rate")), "", distinct),
-            (
-                "Slots",
-                n("slots_resident"),
-                f"of {n('slots')} in use",
-                f"{size(stat('slot_bytes'))} on the device",
-            ),
+            ("Slots", n("slots_resident"), f"of {n('slots')} in use", on_device),
             ("Moved", size(moved), "", swaps),
             ("Host waits", seconds(stat("host_wait_s")), "", host),
         ]
@@ -151,25 +144,13 @@ def layer_table(recording: Recording) -> str:
         return ""
     by, demand, rows = experts["by_layer"], recording.matrix("demand"), []
     for i, layer in enumerate(experts["layers"]):
-        device, all_pairs = (
-            by["device_activations"][i],
-            by["device_activations"][i] + by["host_activations"][i],
-        )
-        hit_rate = percent(device / all_pairs if all_pairs else None)
+        device, host = by["device_activations"][i], by["host_activations"][i]
+        hit_rate = percent(device / (device + host) if device + host else None)
         times = (seconds(by[name][i] / 1e9) for name in ("host_ns", "wait_ns"))
         counts = (str(layer["n_expert"]), str(int((demand[i] > 0).sum())), size(layer["expert_bytes"]))
         rows.append((str(i), layer["name"], *counts, hit_rate, *times))
-    head = (
-        "layer",
-        "name",
-        "experts",
-        "ever wanted",
-        "bytes of one",
-        "hit rate",
-        "CPU experts",
-        "host waits",
-    )
-    return table(head, rows, n_text=2)
+    counted = ("layer", "name", "experts", "ever wanted", "bytes of one")
+    return table((*counted, "hit rate", "CPU experts", "host waits"), rows, n_text=2)
 
 
 def statistics_table(recording: Recording) -> str:

@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac import env
-from spac.chat.arguments import (
-    add_chat_options,
-    add_image_option,
-    add_prefill_option,
-    read_chat_options,
-)
+from spac.chat.arguments import add_chat_options, add_image_option, add_prefill_option, read_chat_options
 from spac.chat.options import ChatOptions
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_config, add_engine, number, read_config
@@ -29,21 +24,12 @@ from spac.serve.server import address, is_loopback, listen
 if TYPE_CHECKING:
     from spac.serve.state import ServerState
 
+_SAME = ("top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed")
 SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-    "mirostat": "mirostat_mode",
-    "mirostat_lr": "mirostat_eta",
-    "mirostat_ent": "mirostat_tau",
-}
+    "temp": "temperature", **{name: name for name in _SAME},
+    "mirostat": "mirostat_mode", "mirostat_lr": "mirostat_eta", "mirostat_ent": "mirostat_tau",
+}  # fmt: skip
 """The sampling options that a request can give: their names in `SamplingConfig`, and in a request."""
-
 
 RUN_S = 0.02
 """The seconds for which steps go on before the threads of their answers are woken.

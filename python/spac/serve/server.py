@@ -26,15 +26,11 @@ def make_server(app: Any, state: ServerState, *, verbose: bool, drain_s: int = 0
     """
     import uvicorn
 
-    config = uvicorn.Config(
-        app,
-        backlog=BACKLOG,
-        log_level="info" if verbose else "error",
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
+    level = "info" if verbose else "error"
+    server = uvicorn.Server(uvicorn.Config(
+        app, backlog=BACKLOG, log_level=level, access_log=False, timeout_graceful_shutdown=GRACE_S,
         lifespan="off",
-    )
-    server = uvicorn.Server(config)
+    ))  # fmt: skip
     leave = server.handle_exit
 
     def stop(number: int, frame: Any) -> None:

@@ -158,12 +158,7 @@ class Recorder:
         """Record the scheduler and the governor of an engine too."""
         self._events, self._governor = events, governor
 
-    def begin(
-        self,
-        draft_max: int,
-        experts: _core.Experts | None,
-        counts: Mapping[str, int],
-    ) -> None:
+    def begin(self, draft_max: int, experts: _core.Experts | None, counts: Mapping[str, int]) -> None:
         """Begin recording after the prompt; `counts` are the experts' current counters, as in `step`.
 
         `draft_max` is the longest draft length.
@@ -190,12 +185,7 @@ class Recorder:
             self._trace.start(SPANS)
 
     def step(
-        self,
-        step: _core.Step,
-        time_ns: int,
-        counts: Mapping[str, int],
-        length: int,
-        n_sequences: int = 1,
+        self, step: _core.Step, time_ns: int, counts: Mapping[str, int], length: int, n_sequences: int = 1
     ) -> None:
         """Record a step that is over; `time_ns` is the time of all of it.
 

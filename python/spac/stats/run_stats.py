@@ -220,10 +220,8 @@ class RunStats:
         hit_rate = ratio(counts("activations_hit", 0), activations)
         on_device = counts("activations_hit", 0) + counts("activations_loaded", 0)
         gpu_share = ratio(on_device, activations)
-        per_token, per_step = (
-            ratio(meter.decode_s, meter.generated_tokens),
-            ratio(meter.decode_s, meter.steps),
-        )
+        per_token = ratio(meter.decode_s, meter.generated_tokens)
+        per_step = ratio(meter.decode_s, meter.steps)
         return cls(
             schema=SCHEMA,
             reason=meter.reason,
@@ -315,10 +313,9 @@ def _part(part: Part, counts: Mapping[str, int]) -> dict[str, Any]:
 def _governed(controller: DraftLengthController | None) -> dict[str, Any]:
     """Return the fields of RunStats on the chosen draft lengths."""
     lengths = controller.lengths if controller is not None else {}
+    expected = ratio(controller.expected_tokens, controller.expected_s) if controller else None
     return {
         "draft_length_mean": ratio(sum(k * n for k, n in lengths.items()), sum(lengths.values())),
         "draft_lengths": {str(k): n for k, n in sorted(lengths.items())},
-        "predicted_tokens_per_second": ratio(controller.expected_tokens, controller.expected_s)
-        if controller
-        else None,
+        "predicted_tokens_per_second": expected,
     }

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def rows(stats: RunStats) -> list[tuple[str, str]]:
     """Return the table's rows (subject, figures) in the order in which they are shown."""
-    speculation = ", ".join(stats.draft_types) + f", {_lengths(stats)}" if stats.draft_types else "off"
+    speculation = "off"
+    if stats.draft_types:
+        accepted = f"acceptance {percent(stats.acceptance)}, {number(stats.tokens_per_step)} tokens/step"
+        speculation = f"{', '.join(stats.draft_types)}, {_lengths(stats)}: {accepted}"
     device = stats.device + (" (not a GPU: shows the split)" if stats.device_is_simulated else "")
     ended = end(stats.reason, stats.prompt_tokens + stats.generated_tokens, stats.context)
     rows = [
@@ -31,15 +34,7 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
             "text",
             f"{stats.generated_tokens} tokens" + (f", {ended}" if ended else "") + f", seed {stats.seed}",
         ),
-        (
-            "speculation",
-            f"{speculation}"
-            + (
-                f": acceptance {percent(stats.acceptance)}, {number(stats.tokens_per_step)} tokens/step"
-                if stats.draft_types
-                else ""
-            ),
-        ),
+        ("speculation", speculation),
     ]
     if stats.n_experts:
         rows += _expert_rows(stats)

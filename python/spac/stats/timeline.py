@@ -38,27 +38,14 @@ TRACKS = ("session", "scheduler", "CPU", "device", "copies")
 Other tracks follow them if they have spans: those of programs, and the copies of prefill streaming.
 """
 _TRACK_OF = {
-    "prefill": "session",
-    "draft": "session",
-    "verify": "session",
-    "observe": "session",
-    "sample": "session",
-    "layer": "CPU",
-    "host_wait": "CPU",
-    "host_experts": "CPU",
-    "device_part": "device",
-    "copy": "copies",
-    "evict": "copies",
-    "fill": "prompts' copies",
-}
+    **dict.fromkeys(("prefill", "draft", "verify", "observe", "sample"), "session"),
+    **dict.fromkeys(("layer", "host_wait", "host_experts"), "CPU"), "device_part": "device",
+    "copy": "copies", "evict": "copies", "fill": "prompts' copies",
+}  # fmt: skip
 _TITLES = {
-    "prefill": "prompt",
-    "observe": "draft model reads on",
-    "host_wait": "wait",
-    "host_experts": "experts",
-    "device_part": "experts",
-    "fill": "a layer's experts",
-}
+    "prefill": "prompt", "observe": "draft model reads on", "host_wait": "wait", "host_experts": "experts",
+    "device_part": "experts", "fill": "a layer's experts",
+}  # fmt: skip
 _FIELDS = {
     "prefill": {"count": "tokens"},
     "draft": {"count": "drafted"},

@@ -161,11 +161,10 @@ class LiveFeed:
         engine = self._engine
         experts = engine.experts if engine is not None else None
         names = [each.name for each in experts.devices] if experts is not None else []
+        layers = experts.layers if experts is not None else []
         return {
-            "devices": [names[layer.device] for layer in experts.layers]
-            if experts is not None and len(names) > 1
-            else [],
-            "experts": [layer.n_expert for layer in experts.layers] if experts is not None else [],
+            "devices": [names[layer.device] for layer in layers] if len(names) > 1 else [],
+            "experts": [layer.n_expert for layer in layers],
             "slots": experts.slots.n_slots if experts is not None else 0,
             "drafts": engine is not None and engine.governor is not None,
             "several": engine is not None and engine.batch is not None,
