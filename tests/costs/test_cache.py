@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.costs import cache
+from spac.costs.cache import spares_hand_offs
 from spac.costs.estimator import CostEstimator
 from spac.engine import Engine
 from spac.errors import InputError
@@ -135,3 +137,14 @@ def test_without_the_split_the_time_of_a_token_is_kept(tiny_model, folder):
     with Engine(config) as engine:
         "".join(engine.generate("def f(x):", 50))
     assert not [note for note in engine.notes if "costs" in note]
+
+
+@pytest.mark.parametrize(
+    ("masks", "tried", "spared"),
+    [("", True, True), ("", False, False), ("no-masks", True, False), ("masks", False, True)],
+)
+def test_where_the_device_reads_no_masks_no_hand_off_is_spared(monkeypatch, masks, tried, spared):
+    """On such a device the CPU lists the resident experts, so every layer waits for the CPU."""
+    monkeypatch.setenv("SPAC_FORM", masks)
+    assert spares_hand_offs(SimpleNamespace(device=SimpleNamespace(reads_masks=tried))) == spared
+    assert spares_hand_offs(SimpleNamespace(device=None))

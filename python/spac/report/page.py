@@ -15,7 +15,7 @@ from spac.report import words
 from spac.report.charts import Chart, Charts
 from spac.report.figures import MATRICES, Recording, file_name
 
-SCRIPTS = ("drawing.js", "charts.js", "heat.js")
+SCRIPTS = ("charts.js", "heat.js")
 
 MAPS = """\
 <fieldset><legend>Experts of a layer, from left to right:</legend>
