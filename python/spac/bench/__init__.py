@@ -9,16 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from spac import __version__
 from spac.bench.candidates import ROOFLINE, Candidate, can_draft, combinations, default_lengths, parse_length
 from spac.cli import interrupt
-from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
+from spac.cli.options import Parser, add_engine, add_sampling, number, parsed, read_config
 from spac.cli.program import INTERRUPTED, Talk, add_talk, as_text, guarded, models, read_prompt, write_out
 from spac.config import COUNT, EngineConfig, Range, Slots
 from spac.errors import InputError
@@ -39,20 +39,6 @@ PROMPTS = (
 _VARIED = ("scheduler", "slots", "draft_length", "governor", "state", "timeline")
 _REPRODUCIBLE = {"temp": 0.0, "seed": 1}
 
-T = TypeVar("T")
-
-
-def _convert(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return `parse` with argparse's own error, because argparse shows only that error's text."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except InputError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
 
 def make_parser() -> Parser:
     """Return the parser of `spac.bench`'s options."""
@@ -66,16 +52,16 @@ def make_parser() -> Parser:
     compared = parser.add_argument_group("compared")
     compared.add_argument(
         "--schedulers", "--scheduler", nargs="+", metavar="NAME[:OPTIONS]",
-        type=_convert(SchedulerChoice.parse),
+        type=parsed(SchedulerChoice.parse),
         help=f"of {', '.join(names())}; with options as in moe-spac:levels=8 "
         f"(default: {' '.join(SCHEDULERS)})",
     )  # fmt: skip
     compared.add_argument(
-        "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=_convert(Slots.parse),
+        "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=parsed(Slots.parse),
         help=f"experts that the device holds: {Slots.ACCEPTED} (default: {Slots()})".replace("%", "%%"),
     )  # fmt: skip
     compared.add_argument(
-        "--draft-lengths", "--draft-length", nargs="+", metavar=f"N|{ROOFLINE}", type=_convert(parse_length),
+        "--draft-lengths", "--draft-length", nargs="+", metavar=f"N|{ROOFLINE}", type=parsed(parse_length),
         help=f"tokens drafted per step; {ROOFLINE}: chosen while it runs (default: 0 {ROOFLINE}, where there "
         "is something to draft with)",
     )  # fmt: skip

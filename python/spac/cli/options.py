@@ -19,7 +19,7 @@ from spac.config.values import Adapter
 from spac.errors import InputError
 from spac.model.hub import Access, Name, fetch
 
-__all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "read_config"]
+__all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "parsed", "read_config"]
 
 
 def number(kind: type[int] | type[float], limits: Range | None) -> Callable[[str], Any]:
@@ -50,7 +50,9 @@ def _names(choices: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return convert
 
 
-def _parsed(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+def parsed(parse: Callable[[str], Any], name: str = "") -> Callable[[str], Any]:
+    """Return `parse` with argparse's own error, which has the message without the name in front."""
+
     def convert(text: str) -> Any:
         try:
             return parse(text)
@@ -167,7 +169,7 @@ def _add_spelling(parser: argparse._ActionsContainer, item: Spelling) -> None:
     if item.metavar is None:
         parser.add_argument(*item.flags, action=Change, change=item.change, **common)
         return
-    common |= {"type": _parsed(item.change, item.field), "metavar": item.metavar}
+    common |= {"type": parsed(item.change, item.field), "metavar": item.metavar}
     parser.add_argument(*item.flags, action=Gather if item.field in _GATHERED else "store", **common)
 
 
@@ -177,9 +179,9 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
         return {"action": "store_true"}
     metavar = meta["metavar"]
     if item.name in _GATHERED:
-        return {"type": _parsed(_GATHERED[item.name], item.name), "metavar": metavar, "action": Gather}
+        return {"type": parsed(_GATHERED[item.name], item.name), "metavar": metavar, "action": Gather}
     if item.name in _NAMED:
-        convert = _parsed(_NAMED[item.name], item.name)
+        convert = parsed(_NAMED[item.name], item.name)
         return {"type": convert, "metavar": metavar, **_OPTIONAL.get(item.name, {})}
     if kind in ("int", "float"):
         return {"type": number(int if kind == "int" else float, meta["range"]), "metavar": metavar or "N"}
@@ -188,7 +190,7 @@ def _kind(item: Field[Any]) -> dict[str, Any]:
     if meta["choices"]:
         return {"type": _names(meta["choices"]), "metavar": metavar or "TYPE[,TYPE]"}
     if meta["parse"] is not None:
-        return {"type": _parsed(meta["parse"], item.name), "metavar": metavar}
+        return {"type": parsed(meta["parse"], item.name), "metavar": metavar}
     return {
         "type": Path if kind == "Path" else str,
         "metavar": metavar or ("FILE" if kind == "Path" else "TEXT"),
@@ -224,6 +226,7 @@ def read_config(
 
 
 NAMED = "OWNER/REPO[:QUANT]"
+_name = parsed(Name.parse)
 
 
 def add_hub(parser: argparse.ArgumentParser) -> None:
@@ -253,13 +256,6 @@ def target_of(options: argparse.Namespace) -> Path | None:
 def draft_of(options: argparse.Namespace) -> Path | None:
     """Return the draft's file, which is downloaded if it is given by name; None if none is given."""
     return _file(options, "draft", options.hf_repo_draft)
-
-
-def _name(text: str) -> Name:
-    try:
-        return Name.parse(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _file(options: argparse.Namespace, role: str, name: Name | None, file: str = "") -> Path | None:
