@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ROOM_SHARE = 1 / 16
 """The largest share of the free memory that slots of `--slots auto` leave to larger graphs."""
+_STEP = 256  # tokens; a session plans buffers for multiples of it
 
 
 class GraphMemory:
@@ -87,9 +88,6 @@ class GraphMemory:
         spare = margin(memory.size, shares_host_memory=self._devices[name].shares_host_memory)
         free = memory.free - spare + self.more(name, self._context.graph_tokens)
         return (self._small + int(max(0, free) / self._token_bytes[name])) // step * step
-
-
-_STEP = 256  # tokens; a session plans buffers for multiples of it
 
 
 class PromptGraphs:

@@ -31,6 +31,7 @@ FORMAT = 1
 MOST_BYTES = 512 << 20
 """The most bytes of kept states. A model of 48 layers of 128 experts has 13 MB with `logistic`."""
 _LEARNED = "scheduler."  # the prefix of the arrays' names
+_COLD = "starts cold, and replaces it at the end"
 
 Facts = dict[str, Any]
 
@@ -190,9 +191,6 @@ def misfit(learned: StateArrays, fresh: Mapping[str, np.ndarray[Any, Any]]) -> s
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             return f"{name} has values that are no numbers"
     return ""
-
-
-_COLD = "starts cold, and replaces it at the end"
 
 
 class RunFiles:

@@ -17,10 +17,8 @@ from spac.model.gguf.info import ModelInfo
 
 TIMEOUT_S = 60.0
 """Seconds for which a server may be silent, unless SPAC_RPC_TIMEOUT says otherwise."""
-CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
+_CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
 """The bytes of a number in the cache by its type. Other types have at most 1.1."""
-
-
 SLOT_SHARE = 0.125
 """The least share of a remote layer's experts that slots should hold, where memory decides on layers."""
 _STORE_SHARE = 15 / 16
@@ -227,11 +225,16 @@ class RemoteLayers:
         return tuple(counts)
 
 
+def layer_cache_bytes(config: EngineConfig, info: ModelInfo) -> int:
+    """Return the bytes of a layer's part of the context, at most."""
+    n_ctx = min(DEFAULT_CONTEXT, info.n_ctx_train) if config.ctx is None else config.ctx
+    widest = max(_CACHE_BYTES.get(each, 1.1) for each in (config.cache_type_k, config.cache_type_v))
+    return int((n_ctx or info.n_ctx_train) * info.cache_width * widest)
+
+
 def _layer_cost(config: EngineConfig, info: ModelInfo) -> LayerCost:
     """Return the bytes of a mean layer with its part of the context."""
-    n_ctx = min(DEFAULT_CONTEXT, info.n_ctx_train) if config.ctx is None else config.ctx
-    widest = max(CACHE_BYTES.get(each, 1.1) for each in (config.cache_type_k, config.cache_type_v))
-    whole = info.layer_bytes + int((n_ctx or info.n_ctx_train) * info.cache_width * widest)
+    whole = info.layer_bytes + layer_cache_bytes(config, info)
     experts = min(whole, info.expert_bytes // max(1, info.n_layer))
     return LayerCost(whole - experts, experts)
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from spac import _core
 from spac.config import EngineConfig
-from spac.config.engine import DEFAULT_CONTEXT
 from spac.errors import InputError
 from spac.machine.device_memory import margin, size
 from spac.model.gguf.info import ModelInfo
-from spac.model.remote import CACHE_BYTES, divided
+from spac.model.remote import divided, layer_cache_bytes
 
 _LIVE = 24
 """The rows of a token that a graph keeps at once, each as wide as the model; an estimate."""
@@ -89,11 +88,7 @@ def _graph_bytes(config: EngineConfig, info: ModelInfo) -> int:
 
 def _cache_bytes(config: EngineConfig, info: ModelInfo) -> int:
     """Return the bytes of a model's cache on the device, at most."""
-    if not config.kv_offload:
-        return 0
-    n_ctx = min(DEFAULT_CONTEXT, info.n_ctx_train) if config.ctx is None else config.ctx
-    widest = max(CACHE_BYTES.get(each, 1.1) for each in (config.cache_type_k, config.cache_type_v))
-    return int((n_ctx or info.n_ctx_train) * info.cache_width * widest) * info.n_layer
+    return layer_cache_bytes(config, info) * info.n_layer if config.kv_offload else 0
 
 
 def _room(device: _core.DeviceInfo) -> int:
