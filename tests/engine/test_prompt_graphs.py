@@ -135,7 +135,7 @@ def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_sma
         session = engine.session_with(temp=0.0, ignore_eos=True)
         graphs = PromptGraphs(engine._pair.target_context, engine.devices, Streams(tokens=64), engine.notes)
         graphs.measure()
-        graphs.memory.fits = lambda _step: graphs._most  # it has been misled about what is free
+        graphs._that_fits = lambda: graphs._most  # it has been misled about what is free
         session.on("prompt_graph", graphs.choose)
         n_bytes = graphs.memory.more("simulated", WHOLE) if where == "staging" else 0
         if where == "staging":  # no memory is left for the weight stream, nor for the rows of a split graph

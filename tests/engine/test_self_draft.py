@@ -10,7 +10,7 @@ import pytest
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
-from spac.engine import Engine, draft_experts
+from spac.engine import Engine, slots
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import in_use
 from spac.run import main
@@ -39,7 +39,7 @@ def run(n_tokens=24, recorder=None, **options):
     with Engine(config(**options)) as engine:
         generation = engine.generate(PROMPT, n_tokens, recorder=recorder)
         text = "".join(generation)
-        copies, predicted = engine.experts.draft_bytes, engine.experts.draft_copy_bytes(draft_experts.QUANT)
+        copies, predicted = engine.experts.draft_bytes, engine.experts.draft_copy_bytes(slots.QUANT)
         return text, generation.stats, copies, predicted, in_use("simulated")
 
 
@@ -76,7 +76,7 @@ def test_its_routers_predict_those_of_the_verification():
 @pytest.mark.parametrize("family", ["gpt-oss", "deepseek2", "qwen3moe"])
 def test_families(tiny_model, family, monkeypatch):
     """Biases, a dense layer with shared experts, and a plain model; q8_0 is nearly the model itself."""
-    monkeypatch.setattr(draft_experts, "QUANT", "q8_0")
+    monkeypatch.setattr(slots, "QUANT", "q8_0")
     path, prompt = tiny_model(family), np.arange(3, 40, dtype=np.int32)
     found = {}
     for draft_type in ("none", "self"):
@@ -98,11 +98,11 @@ def test_refusals(tiny_model, monkeypatch):
         ("choose one of q4_0", {"quant": "f12"}),
         ("blocks of 256", {"quant": "q2_K"}),
     ):
-        monkeypatch.setattr(draft_experts, "QUANT", settings.pop("quant", "q4_0"))
+        monkeypatch.setattr(slots, "QUANT", settings.pop("quant", "q4_0"))
         with pytest.raises(InputError, match=fault) as error:
             run(2, **{"draft_type": "self", **settings})
         assert "\n" not in str(error.value)
-    monkeypatch.setattr(draft_experts, "QUANT", "q8_0")
+    monkeypatch.setattr(slots, "QUANT", "q8_0")
     with pytest.raises(OutOfMemoryError, match="choose another --draft-type"):
         run(2, draft_type="self", vram_limit="16M", slots=8)
 

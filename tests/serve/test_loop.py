@@ -16,7 +16,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
-from spac.report.reading import read
+from spac.report.figures import read
 from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import KEY, Server, wait_until
 from tools.models import FAMILIES, write_model

@@ -124,8 +124,7 @@ class PromptGraphs:
                 f"prompts: {self.memory.names} has no memory for graphs of {n_failed} tokens; from now on "
                 f"they have {self._most} at most"
             )
-        fitting = max(self.small, min(self._most, self.memory.fits(_STEP)))
-        size = ceil(n_pending / ceil(n_pending / fitting))
+        size = ceil(n_pending / ceil(n_pending / self._that_fits()))
         streams = self._streams.share < 1 and 0 < self._streams.tokens <= size
         return max(size, self.small) if streams else self.small
 
@@ -133,6 +132,10 @@ class PromptGraphs:
     def graph_s(self) -> float:
         """The least seconds of a large graph: those in which its experts come to the device."""
         return self._streams.graph_s
+
+    def _that_fits(self) -> int:
+        """Return the tokens of the largest graph for which the devices have memory now."""
+        return max(self.small, min(self._most, self.memory.fits(_STEP)))
 
 
 def largest_graph(context: Context) -> int:

@@ -113,7 +113,9 @@ class Metrics:
         self._batch, self._counts_tokens = stats, counts_tokens
         self._of["batch_sequences"].set_function(running)
         self._of["batch_sequences_waiting"].set_function(waiting)
-        self._of["batch_step_tokens"].set_function(lambda: steps.meter.step_tokens / max(1, steps.meter.steps))
+        self._of["batch_step_tokens"].set_function(
+            lambda: steps.meter.step_tokens / max(1, steps.meter.steps)
+        )
 
     def _count_work(self, work: Mapping[tuple[str, ...], float]) -> None:
         for (name, *labels), value in work.items():
