@@ -5,6 +5,7 @@
 #include "hooks/given_models.h"
 #include "hooks/loop_hooks.h"
 
+#include "log.h"
 #include "server-context.h"
 #include "session/big_stack.h"
 #include "session/interrupt.h"
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <deque>
 #include <exception>
 #include <future>
@@ -36,6 +38,7 @@ const std::map<std::string, Handler> & handlers() {
         {"slots", &server_routes::get_slots},
         {"slot", &server_routes::post_slots},
         {"props", &server_routes::get_props},
+        {"set-props", &server_routes::post_props},
         {"infill", &server_routes::post_infill},
         {"completion", &server_routes::post_completions},
         {"v1/completions", &server_routes::post_completions_oai},
@@ -141,12 +144,17 @@ class Response : public LoopResponse {
     int         status() const override { return response_ == nullptr ? 503 : response_->status; }
     std::string content_type() const override { return response_ == nullptr ? "" : response_->content_type; }
     std::string body() const override { return response_ == nullptr ? "" : response_->data; }
-    bool        is_stream() const override { return response_ != nullptr && response_->is_stream(); }
-    bool        next(std::string & part) override {
+
+    std::map<std::string, std::string> headers() const override {
+        return response_ == nullptr ? std::map<std::string, std::string>() : response_->headers;
+    }
+
+    bool is_stream() const override { return response_ != nullptr && response_->is_stream(); }
+    bool next(std::string & part) override {
         const std::lock_guard hold(lock_);
         has_more_ = has_more_ && response_ != nullptr;
         if (has_more_) {
-                   deep([&] { has_more_ = response_->next(part); });
+            deep([&] { has_more_ = response_->next(part); });
         }
         return has_more_;
     }
@@ -203,6 +211,12 @@ common_params params_of(const LoopConfig & config) {
     params.enable_reasoning        = config.reasons ? -1 : 0;
     params.prefill_assistant       = config.prefills;
     params.default_template_kwargs = config.template_variables;
+    params.default_template_kwargs.emplace("preserve_reasoning", "true"); // as llama-server's options do
+    params.endpoint_metrics = true;
+    if (config.is_verbose) {
+        params.verbosity = INT_MAX;
+        common_log_set_verbosity_thold(INT_MAX);
+    }
     params.sampling.reasoning_budget_tokens = config.reasoning_budget;
     if (drafts_by_hook(session)) {
         params.speculative.types = {COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE}; // so that the loop asks for drafts

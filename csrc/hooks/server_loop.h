@@ -27,6 +27,7 @@ struct LoopConfig {
     int           reasoning_budget = -1;                   // largest number of reasoning tokens; -1: any
     bool          prefills         = true;                 // an assistant's message at the end begins the answer
     std::map<std::string, std::string> template_variables; // JSON values by name
+    bool is_verbose = false; // answers tell what became of their request, and the loop writes its log
 };
 
 struct LoopRequest {
@@ -47,7 +48,11 @@ class LoopResponse {
     virtual int         status() const       = 0;
     virtual std::string content_type() const = 0;
     virtual std::string body() const         = 0; // the whole one; empty for a stream
-    virtual bool        is_stream() const    = 0;
+
+    // Further headers of the answer.
+    virtual std::map<std::string, std::string> headers() const = 0;
+
+    virtual bool is_stream() const = 0;
     // Sets the next part of a stream, which may be empty. Returns false if it is the last one.
     virtual bool next(std::string & part) = 0;
     // Lets the work for this answer end soon: run() returns, and next() returns false.

@@ -1292,6 +1292,9 @@ class LoopResponse:
     def body(self) -> bytes:
         """The whole body; empty for a stream."""
     @property
+    def headers(self) -> dict[str, str]:
+        """Further headers of the answer."""
+    @property
     def is_stream(self) -> bool:
         """True if `next` returns the body part by part."""
     def next(self) -> bytes | None:
@@ -1323,6 +1326,7 @@ class ServerLoop:
         reasoning_budget: int = -1,
         prefills: bool = True,
         template_variables: Mapping[str, str] = {},
+        is_verbose: bool = False,
         **keywords: Any,
     ) -> None:
         """Start the loop on a thread of its own; `keywords` are those of a Session.

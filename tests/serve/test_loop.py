@@ -17,6 +17,7 @@ from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
 from spac.report.figures import read
+from spac.serve.app import main
 from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import KEY, Server, wait_until
 from tools.models import FAMILIES, write_model
@@ -168,6 +169,11 @@ def test_options_of_the_chat_hold() -> None:
         assert json.loads(asked(engine, "apply-template", body))["prompt"] == "hello youN"
 
 
+def test_images_of_other_machines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--loop", "llama.cpp", "--port", "0", "--image-urls"]) == 2
+    assert "--image-urls" in capsys.readouterr().err
+
+
 def asked(engine: Engine, route: str, body: str) -> bytes:
     assert engine.loop is not None
     answer = engine.loop.begin(route, body.encode())
@@ -254,6 +260,35 @@ def test_the_front_refuses(server: Server) -> None:
     assert server.ask("GET", "/v1/completions")[0] == 405
     status, body = server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": "many"})
     assert status == 400, body
+
+
+def test_refusals_have_the_form_of_llama_server(server: Server) -> None:
+    error = json.loads(server.ask("POST", "/v1/completions", {"prompt": "x"}, key="wrong")[1])["error"]
+    assert (error["code"], error["type"]) == (401, "authentication_error")
+    assert json.loads(server.ask("POST", "/nope", {})[1])["error"]["type"] == "not_found_error"
+    for path in ("/props", "/rerank", "/v1/reranking", "/embeddings", "/v1/embeddings"):
+        status, body = server.ask("POST", path, {})
+        assert (status, json.loads(body)["error"]["type"]) == (501, "not_supported_error"), path
+
+
+def test_metrics_are_those_of_both(server: Server) -> None:
+    status, text = server.ask("GET", "/metrics")
+    assert status == 200
+    assert b"spac_requests_total" in text
+    assert b"llamacpp:n_decode_total" in text
+
+
+def test_pages_of_other_origins_may_ask_with_the_key(server: Server) -> None:
+    connection = server.connection()
+    fields = {"origin": "http://page.example", "access-control-request-method": "POST"}
+    fields["access-control-request-headers"] = "authorization"
+    connection.request("OPTIONS", "/v1/completions", headers=fields)
+    response = connection.getresponse()
+    response.read()
+    assert response.status == 200
+    assert response.getheader("access-control-allow-origin") == "http://page.example"
+    assert response.getheader("access-control-allow-headers") == "authorization"
+    connection.close()
 
 
 def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:

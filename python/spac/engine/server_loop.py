@@ -38,6 +38,8 @@ class LoopOptions:
     """True if an assistant's message at the end is the beginning of the answer."""
     variables: Mapping[str, object] = field(default_factory=dict)
     """The template's variables, by name."""
+    is_verbose: bool = False
+    """True if answers also tell what became of their request, and the loop writes its log to stderr."""
 
 
 def check_loop(config: EngineConfig) -> None:
@@ -120,7 +122,7 @@ def open_loop(
         trace=trace, owner=pair, chat_template=options.template, slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
-        prefills=options.prefills,
+        prefills=options.prefills, is_verbose=options.is_verbose,
         projector="" if config.mmproj is None else str(config.mmproj),
         draft_types=list(config.draft_types), draft_max=config.longest_draft, draft_min=config.draft_min,
         p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),

@@ -217,20 +217,23 @@ def _ready_loop(
 
     Raise InputError for options that only spac's own loop has.
     """
+    from starlette.middleware.cors import CORSMiddleware
+
     from spac.engine import Engine
     from spac.engine.server_loop import LoopOptions
-    from spac.serve.loop_app import LoopApp
+    from spac.serve.loop_app import METHODS, LoopApp
     from spac.serve.metrics import Metrics
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
-    missing = [each for each in ("embeddings", "strict_model") if getattr(options, each)]
+    missing = [each for each in ("embeddings", "strict_model", "image_urls") if getattr(options, each)]
     if missing:
         raise InputError(f"--{missing[0].replace('_', '-')}: --loop llama.cpp does not have it yet")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
     loop = LoopOptions(
-        name, folder, chat.template or "", chat.reasoning, chat.reasoning_budget, chat.prefill, chat.variables
-    )
+        name, folder, chat.template or "", chat.reasoning, chat.reasoning_budget, chat.prefill,
+        chat.variables, options.verbose,
+    )  # fmt: skip
     engine = stack.enter_context(Engine(config, progress=None, serves=loop))
     for note in engine.notes:
         talk.note(note)
@@ -249,7 +252,11 @@ def _ready_loop(
     if options.record is not None:
         stack.enter_context(engine.record(options.record))
     options.page = False
-    return LoopApp(engine, state), state
+    pages = CORSMiddleware(
+        LoopApp(engine, state), allow_origins=["*"], allow_credentials=True, allow_methods=METHODS,
+        allow_headers=["*"],
+    )  # fmt: skip
+    return pages, state
 
 
 def load(config: EngineConfig, pooling: str | None = None) -> Any:

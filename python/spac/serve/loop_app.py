@@ -34,16 +34,31 @@ READS = {
 ANSWERS = {
     "/completion": "completion", "/v1/completions": "v1/completions",
     "/v1/chat/completions": "v1/chat/completions", "/v1/responses": "v1/responses",
-    "/v1/messages": "v1/messages", "/infill": "infill",
+    "/v1/messages": "v1/messages", "/infill": "infill", "/embedding": "embedding",
+    "/v1/embeddings": "v1/embeddings", "/v1/rerank": "v1/rerank",
 }  # fmt: skip
 """The routes of POST that use a slot, by path. They wait in the queue."""
 TOOLS = {
-    "/tokenize": "tokenize", "/detokenize": "detokenize", "/apply-template": "apply-template",
+    "/props": "set-props", "/tokenize": "tokenize", "/detokenize": "detokenize",
+    "/apply-template": "apply-template", "/v1/chat/completions/control": "v1/chat/completions/control",
     "/v1/messages/count_tokens": "v1/messages/count_tokens",
     "/v1/chat/completions/input_tokens": "v1/chat/completions/input_tokens",
     "/v1/responses/input_tokens": "v1/responses/input_tokens", "/lora-adapters": "set-lora-adapters",
 }  # fmt: skip
 """The other routes of POST."""
+SHORT = {
+    **ALIASES, "/completions": "/completion", "/rerank": "/v1/rerank", "/reranking": "/v1/rerank",
+    "/v1/reranking": "/v1/rerank", "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+}  # fmt: skip
+"""llama-server's other paths of routes."""
+METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+"""The methods that pages of other origins may use, as with llama-server."""
+ERRORS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    501: "not_supported_error", 503: "unavailable_error",
+}  # fmt: skip
+"""The types of llama-server's errors by status, beside those of faults of the request or the server."""
 
 
 class LoopRequest:
@@ -96,8 +111,7 @@ class LoopApp:
         if scope["type"] != "http":
             return
         began = time.monotonic()
-        path = ALIASES.get(scope["path"], str(scope["path"]))
-        path = "/completion" if path == "/completions" else path
+        path = SHORT.get(scope["path"], str(scope["path"]))
         status = 500
         try:
             self._state.admit(path, scope)
@@ -106,7 +120,7 @@ class LoopApp:
             refusal = refusal_of(error)
             status = refusal.status
             if status != GONE:
-                await _send(send, status, refusal_body(path, refusal), refusal.fields())
+                await _send(send, status, _body_of(path, refusal), refusal.fields())
         seconds = time.monotonic() - began
         known = path in ANSWERS
         self._state.metrics.requests.labels(path if known else "other", str(status)).inc()
@@ -119,12 +133,12 @@ class LoopApp:
     async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         """Answer a request, and return the status."""
         reads = scope["method"] in ("GET", "HEAD")
-        if reads and path == "/metrics":
-            return await _send(send, 200, self._state.metrics.text(), [_TEXT])
         body = b"" if reads else await read_body(receive)
         if path == VRAM and not reads:
             return await _send(send, 200, await run_in_threadpool(change_memory, self, parsed(body)))
         params = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        if reads and path == "/metrics":
+            return await self._send_metrics(params, send)
         route = (READS if reads else {**ANSWERS, **TOOLS}).get(path)
         if route is None and path.startswith("/slots/") and not reads:
             route, params["id_slot"] = "slot", path.removeprefix("/slots/")
@@ -160,16 +174,26 @@ class LoopApp:
             await run_in_threadpool(answer.run)
             if request.cancelled:
                 raise Refusal(GONE, "the client left")
-            kind = [(b"content-type", answer.content_type.encode())]
+            fields = _fields_of(answer)
             if not answer.is_stream:
-                return await _send(send, answer.status, answer.body, kind)
-            await send({"type": "http.response.start", "status": answer.status, "headers": [*kind, *_STREAM]})
+                return await _send(send, answer.status, answer.body, fields)
+            await send({"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM})
             while (part := await run_in_threadpool(answer.next)) is not None:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return GONE if request.cancelled else answer.status
         finally:
             answer.cancel()
+            await run_in_threadpool(answer.close)
+
+    async def _send_metrics(self, params: dict[str, str], send: Send) -> int:
+        """Send the metrics of the front, and then those of llama.cpp's server."""
+        answer = self._loop.begin("metrics", b"", params)
+        try:
+            await run_in_threadpool(answer.run)
+            text = self._state.metrics.text() + (answer.body if answer.status == 200 else b"")
+            return await _send(send, 200, text, [*_fields_of(answer)[1:], _TEXT])
+        finally:
             await run_in_threadpool(answer.close)
 
     @property
@@ -180,6 +204,21 @@ class LoopApp:
 
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _STREAM = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+
+
+def _fields_of(answer: _core.LoopResponse) -> list[tuple[bytes, bytes]]:
+    """Return the header fields of an answer, the body's type first."""
+    fields = {"content-type": answer.content_type, **answer.headers}
+    return [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+
+
+def _body_of(path: str, refusal: Refusal) -> dict[str, Any]:
+    """Return the body of a refusal, in Anthropic's form or in that of llama-server's errors."""
+    if path.startswith("/v1/messages"):
+        return refusal_body(path, refusal)
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    kind = ERRORS.get(refusal.status, kind)
+    return {"error": {"code": refusal.status, "message": refusal.message, "type": kind}}
 
 
 async def _send(send: Send, status: int, body: Any, fields: list[tuple[bytes, bytes]] | None = None) -> int:
