@@ -1,8 +1,9 @@
 """Run the stock library over a recorded run's batches: `python -m tests.engine.replay JOB.json OUT.json`.
 
-The library is the one that LLAMA_CPP_LIB_PATH names. JOB has a model, a context's settings, a prompt and the
-drafts of every step. OUT gets the tokens that greedy verification of these batches gives. JOB may also ask
-for `gaps`: by how much the logit of one token exceeds another's after some tokens, evaluated one by one.
+The library is the one that LLAMA_CPP_LIB_PATH names. JOB.json has a list of jobs: a model, a context's
+settings, a prompt and the drafts of every step. OUT gets the tokens that greedy verification of each job's
+batches gives. A job may also ask for `gaps`: by how much the logit of one token exceeds another's after some
+tokens, evaluated one by one.
 """
 
 from __future__ import annotations
@@ -30,20 +31,29 @@ class Recording:
     prompt: list[int]
     drafts: list[list[int]] = field(default_factory=list)
     gaps: list[tuple[list[int], int, int]] = field(default_factory=list)  # (tokens, one token, another)
+    lora: str = ""  # an adapter to apply, or none
+    lora_scale: float = 1.0
 
 
 def replay(recording: Recording, settings: Settings, library: Path, folder: Path) -> dict[str, Any]:
     """Run a replay in a process of its own. Return {"tokens": [...], "gaps": [...]}."""
+    return replay_all([recording], settings, library, folder)[0]
+
+
+def replay_all(
+    recordings: list[Recording], settings: Settings, library: Path, folder: Path
+) -> list[dict[str, Any]]:
+    """Run replays, one after the other, in one process."""
     job, out = folder / "job.json", folder / "out.json"
-    job.write_text(json.dumps({**asdict(recording), "settings": asdict(settings)}))
+    job.write_text(json.dumps([{**asdict(each), "settings": asdict(settings)} for each in recordings]))
     env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.engine.replay", str(job), str(out)]
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
+    results: list[dict[str, Any]] = json.loads(out.read_text())
+    return results
 
 
 def verify(context: Any, prompt: list[int], drafts: list[list[int]], ends: list[int]) -> list[int]:
@@ -77,19 +87,26 @@ def gap(context: Any, tokens: list[int], one: int, other: int) -> float:
 def main(job_path: str, out_path: str) -> None:
     import llama_cpp as ll
 
-    from tools.compare.decoder import Model
-
     quiet = ll.llama_log_callback(lambda *_: None)
     ll.llama_log_set(quiet, None)
     ll.llama_backend_init()
-    job = json.loads(Path(job_path).read_text())
-    case = Case("replay", job["model"])
+    results = [answer(job) for job in json.loads(Path(job_path).read_text())]
+    Path(out_path).write_text(json.dumps(results))
+
+
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    """Return what a job gives."""
+    import llama_cpp as ll
+
+    from tools.compare.decoder import Model
+
+    case = Case("replay", job["model"], lora=job["lora"], lora_scale=job["lora_scale"])
     with Model(case, on_device=False) as model, model.context(Settings(**job["settings"])) as context:
         vocab = ll.llama_model_get_vocab(model.pointer)
         ends = [token for token in range(model.n_vocab) if ll.llama_vocab_is_eog(vocab, token)]
         tokens = verify(context, job["prompt"], job["drafts"], ends)
         gaps = [gap(context, *asked) for asked in job["gaps"]]
-    Path(out_path).write_text(json.dumps({"tokens": tokens, "gaps": gaps}))
+    return {"tokens": tokens, "gaps": gaps}
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def test_bad_use_is_one_line() -> None:
         ({"lora": [(Path("adapter.gguf"), 1.0)]}, "--lora"),
         ({"mmproj": Path("projector.gguf"), "parallel": 1}, "--mmproj"),
         ({"rpc": "127.0.0.1:1", "parallel": 1}, "--rpc"),
-        ({"draft_type": "draft-mtp", "parallel": 1}, "not with draft-mtp"),
+        ({"draft_type": "self", "parallel": 1}, "not with self"),
     ],
 )
 def test_what_the_loop_does_not_have_is_refused(options: dict, what: str) -> None:
@@ -222,14 +222,14 @@ def one() -> Iterator[Engine]:
         yield engine
 
 
-def test_a_window_needs_a_whole_memory(tmp_path: Path) -> None:
-    path = tmp_path / "window.gguf"
-    write_model(path, "gpt-oss", FAMILIES["gpt-oss"].default)
-    options = {**EXACT, "device": "cpu", "parallel": 2, "ctx": 256}
-    with pytest.raises(InputError, match="--swa-full"):
-        Engine(EngineConfig(target=path, **options), serves=LoopOptions("window"))
-    with Engine(EngineConfig(target=path, swa_full=True, **options), serves=LoopOptions("window")) as engine:
-        assert completion(engine, "abc", 4)
+def test_steps_larger_than_a_batch_are_refused(tmp_path: Path) -> None:
+    options = {"batch": 16, "ubatch": 16, "draft_type": "ngram-simple", "draft_max": 4}
+    with pytest.raises(InputError, match="a step has up to 20 tokens, and a batch 16"):
+        Engine(config(**options), serves=LoopOptions("demo"))
+    path = write_model(tmp_path / "states.gguf", "qwen3next", FAMILIES["qwen3next"].default)
+    options = {**EXACT, "device": "cpu", "parallel": 1, **options, "batch": 64, "ubatch": 5}
+    with pytest.raises(InputError, match="--ubatch must be more than 5"):
+        Engine(EngineConfig(target=path, **options), serves=LoopOptions("states"))
 
 
 @pytest.fixture(scope="module")

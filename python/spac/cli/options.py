@@ -222,7 +222,9 @@ def read_config(
         return {item.name: given[item.name] for item in option_fields(config) if item.name in given}
 
     sampling = SamplingConfig(**{**defaults, **named(SamplingConfig)})
-    return EngineConfig(**{**named(EngineConfig), "target": target, "draft": draft, "sampling": sampling})
+    loop = {"loop": given["loop"]} if "loop" in given else {}
+    models = {"target": target, "draft": draft, "sampling": sampling}
+    return EngineConfig(**{**named(EngineConfig), **models, **loop})
 
 
 NAMED = "OWNER/REPO[:QUANT]"

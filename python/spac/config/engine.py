@@ -54,6 +54,8 @@ DEFAULT_LOOKAHEAD = 3
 
 Nearer layers are predicted better, but their experts arrive too late (bench/README.md).
 """
+LOOPS = ("own", "llama.cpp")
+"""What generates: spac's own loop, or that of llama.cpp's server."""
 MISS_WORDS = ("cpu", "load")
 """The values of `miss`."""
 STATE_WORDS = ("auto", "off")
@@ -152,6 +154,8 @@ class EngineConfig(ContextConfig):
         parse=_chosen,
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
+    loop: str = "own"
+    """The name in `LOOPS` of what generates. Only an `Engine` that serves has another one."""
     device: str = option(
         "auto",
         "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "
@@ -281,7 +285,7 @@ class EngineConfig(ContextConfig):
             raise InputError(f"miss {self.miss} goes by when slots are free, which --deterministic excludes")
         if self.parallel == 0:
             raise InputError("parallel must be from 1 to 64, or -1 for as many as fit, not 0")
-        if self.n_parallel > 1 and self.mmproj is not None:
+        if self.n_parallel > 1 and self.mmproj is not None and not self.is_served:
             raise InputError("mmproj: images need the context for one generation: leave out --parallel")
         if self.lookahead and self.deterministic:
             raise InputError("lookahead loads while a step runs, which --deterministic excludes")
@@ -298,6 +302,11 @@ class EngineConfig(ContextConfig):
             )
         if self.draft_min > self.longest_draft:
             raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.longest_draft}")
+
+    @property
+    def is_served(self) -> bool:
+        """True if the loop of llama.cpp's server generates, which has places for all that it supports."""
+        return self.loop == "llama.cpp"
 
     @property
     def state_file(self) -> Path | None:
@@ -358,7 +367,7 @@ class EngineConfig(ContextConfig):
         """The ways to draft that are given up, because they draft for one generation at a time."""
         names = self._named_drafts
         alone = [name for name in names if name.startswith(("self", "draft-"))]
-        shared = names == ("draft-simple",) or not alone
+        shared = names == ("draft-simple",) or not alone or self.is_served
         return () if self.n_parallel == 1 or shared else names
 
     @property
@@ -366,11 +375,11 @@ class EngineConfig(ContextConfig):
         """The option that needs the context for one generation at a time, for a note; "" for none."""
         names = self._named_drafts
         drafts = [name for name in names if name.startswith(("self", "draft-"))] if self.longest_draft else []
-        if self.mmproj is not None:
+        if self.mmproj is not None and not self.is_served:
             return "images need the context"
         if self.deterministic:
             return "--deterministic would give each a part of the context"
-        if drafts and names != ("draft-simple",):
+        if drafts and not self.is_served and names != ("draft-simple",):
             return f"{', '.join(names)} drafts for one"
         if str(self.scheduler).partition(":")[0] in ("moe-speq", "sp-moe"):
             return f"scheduler {self.scheduler} reads one draft's routes"

@@ -63,7 +63,7 @@ class Engine:
         (`loop`), and generates nothing else. Raise InputError, OutOfMemoryError or SpacError if that fails.
         """
         started = perf_counter()
-        self.config = config
+        self.config = config = config if serves is None else replace(config, loop="llama.cpp")
         self._last: Callable[[], Generation | None] = lambda: None
         self._last_stats: Callable[[], RunStats] | None = None
         self._reader: Reader | None = None  # the last generation's
@@ -558,9 +558,6 @@ class Engine:
             raise InputError(
                 f"scheduler {name} needs the draft's routes, which llama.cpp's loop does not give"
             )
-        if self._pair.target.has_window and not self.config.swa_full:
-            # A decode of several graphs loses tokens of the window there.
-            raise InputError("a model with a sliding window needs --swa-full with llama.cpp's loop")
         return open_loop(
             self.config, options, self._pair, self.experts, self._trace, self.events, self.between,
             lambda: self.governor, self._draft_lengths.of_several, self.graphs, steps, self._say,

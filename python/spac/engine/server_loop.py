@@ -19,6 +19,9 @@ from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
 
+DRAFTS = ("draft-simple", "draft-mtp", "draft-eagle3")
+"""The draft types with a context of their own that the loop has been tried with."""
+
 
 @dataclass(frozen=True)
 class LoopOptions:
@@ -55,8 +58,8 @@ def check_loop(config: EngineConfig) -> None:
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise InputError(f"{refused[0]}: llama.cpp's loop does not have it yet, so leave it out, or the loop")
     for name in config.draft_types:
-        if name != "draft-simple" and not name.startswith("ngram-"):
-            raise InputError(f"llama.cpp's loop drafts with draft-simple and n-grams here, not with {name}")
+        if name not in DRAFTS and not name.startswith("ngram-"):
+            raise InputError(f"llama.cpp's loop drafts with {', '.join(DRAFTS)} and n-grams, not with {name}")
 
 
 class _Hooks:
@@ -114,8 +117,13 @@ def open_loop(
     """Return a loop on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.
 
     `graphs` chooses the size of the prompts' graphs, None for the context's own. `steps` counts the loop's
-    steps. `say` receives notes.
+    steps. `say` receives notes. Raise InputError if a step does not fit into a batch.
     """
+    _check_steps(config, pair)
+    cache = cache_parameters(config, pair)
+    if pair.target.has_window:
+        # llama.cpp goes back to a checkpoint's last token. The first place of its window may be gone by then.
+        cache["n_checkpoints"] = 0
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
@@ -125,7 +133,7 @@ def open_loop(
         prefills=options.prefills, is_verbose=options.is_verbose,
         projector="" if config.mmproj is None else str(config.mmproj),
         draft_types=list(config.draft_types), draft_max=config.longest_draft, draft_min=config.draft_min,
-        p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),
+        p_min=config.draft_p_min, **cache, **_sampling_of(config.sampling),
     )  # fmt: skip
     events.subscribe(loop)
     hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between, steps, say)
@@ -137,6 +145,18 @@ def open_loop(
     if graphs is not None:
         loop.on("prompt_graph", graphs.choose)
     return loop
+
+
+def _check_steps(config: EngineConfig, pair: ModelPair) -> None:
+    """Raise InputError if a step may have more tokens than a batch, which llama.cpp's loop cannot verify."""
+    context, window = pair.target_context, 1 + (config.longest_draft if config.draft_types else 0)
+    if (n := pair.n_sequences * window) > context.batch_tokens:
+        raise InputError(
+            f"a step has up to {n} tokens, and a batch {context.batch_tokens}: give a smaller --parallel or "
+            "--draft-max, or a larger --batch and --ubatch"
+        )
+    if pair.target.is_recurrent and config.draft_types and context.graph_tokens <= window:
+        raise InputError(f"--ubatch must be more than {window} for this model's drafts of {window - 1}")
 
 
 def _sampling_of(sampling: SamplingConfig) -> dict[str, object]:

@@ -512,7 +512,7 @@ class ModelPair:
             self._closing.callback(self.pool.close)  # runs after the contexts are closed
         self.target_context = self._context(
             self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows,
-            **sequence_values(config, self.n_sequences),
+            **sequence_values(config, self.n_sequences), **self._whole_graphs,
         )  # fmt: skip
         apply_adapters(self.target, self.target_context)
         needs_draft = any(name.startswith("draft-") for name in types)
@@ -534,14 +534,16 @@ class ModelPair:
     def _wanted_sequences(self) -> int:
         """Return the number of sequences as far as the configuration and the file's header tell."""
         context = self._context_size(self.info.n_ctx_train)
-        return 1 if self.info.has_states else self._config.fitting_parallel(context)
+        one = self.info.has_states and not self._config.is_served
+        return 1 if one else self._config.fitting_parallel(context)
 
     def _sequences(self) -> int:
         """Return the number of sequences, and add notes about those that cannot be had."""
         config = self._config
         n, wanted = self._wanted_sequences(), config.n_parallel
         why = config.needs_one if config.parallel == -1 else ""
-        if wanted > 1 and (self.info.has_states or self.target.is_recurrent):
+        keeps = self.info.has_states or self.target.is_recurrent
+        if wanted > 1 and keeps and not config.is_served:
             n, why = 1, f"{Path(config.target).name} keeps a state that cannot go back"
         elif config.lone_drafts:
             names = ", ".join(config.lone_drafts)
@@ -563,6 +565,16 @@ class ModelPair:
         shares = sequence_values(self._config, self.n_sequences).get("kv_unified", True)
         size = self.target_context.size
         return size if shares else size // self.n_sequences
+
+    @property
+    def _whole_graphs(self) -> dict[str, int]:
+        """The field that makes each batch of llama.cpp's server one graph, for a sliding window; or none.
+
+        While llama.cpp looks for the places of a batch's later graphs, it removes tokens from the window that
+        the earlier ones still see (`llama_kv_cache::prepare`), also with `--swa-full`.
+        """
+        windows = self._config.is_served and self.target.has_window
+        return {"n_batch": self._config.ubatch.least} if windows else {}
 
     @property
     def _target_rows(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from spac.cli import interrupt
 from spac.cli.options import Parser, add_config, add_engine, number, read_config
 from spac.cli.program import Talk, add_talk, guarded, models, say
 from spac.config import COUNT, EngineConfig, Range, SamplingConfig
+from spac.config.engine import LOOPS
 from spac.errors import InputError
 from spac.serve.server import address, is_loopback, listen
 
@@ -97,7 +98,7 @@ def make_parser() -> Parser:
         help="how embeddings make one vector of a text's tokens (default: as the model says)",
     )  # fmt: skip
     server.add_argument(
-        "--loop", choices=("own", "llama.cpp"), default="own",
+        "--loop", choices=LOOPS, default="own",
         help="what generates: spac's own loop, or that of llama.cpp's server with spac's hooks, a trial "
         "(default: %(default)s)",
     )  # fmt: skip
