@@ -49,7 +49,7 @@ void bind_prompts(py::module_ & m) {
         .def_readonly("n_images", &ImagePrompt::n_images);
     py::class_<Projector, std::shared_ptr<Projector>>(m, "Projector", "What lets a model see images.")
         .def(py::init([](const py::bytes & path, std::uintptr_t model, const std::string & device, int n_threads,
-                         int image_min_tokens, int image_max_tokens) {
+                         int image_min_tokens, int image_max_tokens, const std::string & marker) {
                  spac::ProjectorConfig config;
                  config.path             = path;
                  config.model            = reinterpret_cast<void *>(model);
@@ -57,11 +57,12 @@ void bind_prompts(py::module_ & m) {
                  config.n_threads        = n_threads;
                  config.image_min_tokens = image_min_tokens;
                  config.image_max_tokens = image_max_tokens;
+                 config.marker           = marker;
                  const py::gil_scoped_release release;
                  return std::make_shared<Projector>(config);
              }),
              py::arg("path"), py::arg("model"), py::arg("device") = "", py::kw_only(), py::arg("n_threads") = 4,
-             py::arg("image_min_tokens") = -1, py::arg("image_max_tokens") = -1)
+             py::arg("image_min_tokens") = -1, py::arg("image_max_tokens") = -1, py::arg("marker") = "")
         .def_property_readonly("marker", &Projector::marker)
         .def(
             "tokenize",

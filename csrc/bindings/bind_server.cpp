@@ -6,9 +6,13 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <iterator>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace py = pybind11;
 using spac::LoopResponse;
@@ -107,36 +111,43 @@ void bind_server(py::module_ & m) {
         .def("cancel", &LoopResponse::cancel)
         .def("close", &LoopResponse::close, py::call_guard<py::gil_scoped_release>());
     py::class_<PyServerLoop>(m, "ServerLoop", "llama.cpp's server_context on models that are loaded.")
-        .def(
-            py::init([](const std::string & path, const std::string & name, const py::object & target_ctx,
-                        const py::object & draft_ctx, std::shared_ptr<spac::Experts> experts,
-                        std::shared_ptr<spac::Trace> trace, const py::object & owner, const std::string & chat_template,
-                        const std::string & slot_folder, const std::string & projector, bool reasons,
-                        int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
-                        bool is_verbose, const py::kwargs & keywords) {
-                spac::LoopConfig config;
-                config.path               = path;
-                config.name               = name;
-                config.template_text      = chat_template;
-                config.slot_folder        = slot_folder;
-                config.projector          = projector;
-                config.reasons            = reasons;
-                config.reasoning_budget   = reasoning_budget;
-                config.prefills           = prefills;
-                config.template_variables = std::move(template_variables);
-                config.is_verbose         = is_verbose;
-                config.session.target_ctx = spac::bindings::context_pointer(target_ctx, "target_ctx");
-                config.session.draft_ctx  = spac::bindings::context_pointer(draft_ctx, "draft_ctx");
-                config.session.experts    = std::move(experts);
-                config.session.trace      = std::move(trace);
-                spac::bindings::apply_keywords(keywords, config.session);
-                return std::make_unique<PyServerLoop>(config, owner);
-            }),
-            py::arg("path"), py::arg("name"), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
-            py::arg("experts") = py::none(), py::kw_only(), py::arg("trace"), py::arg("owner") = py::none(),
-            py::arg("chat_template") = "", py::arg("slot_folder") = "", py::arg("projector") = "",
-            py::arg("reasons") = true, py::arg("reasoning_budget") = -1, py::arg("prefills") = true,
-            py::arg("template_variables") = std::map<std::string, std::string>(), py::arg("is_verbose") = false)
+        .def(py::init([](const std::string & path, const std::string & name, const py::object & target_ctx,
+                         const py::object & draft_ctx, std::shared_ptr<spac::Experts> experts,
+                         std::shared_ptr<spac::Trace> trace, const py::object & owner,
+                         const std::string & chat_template, const std::string & slot_folder,
+                         const std::string & projector_file, std::shared_ptr<spac::Projector> projector,
+                         const std::vector<std::tuple<std::string, std::uintptr_t, float>> & adapters, bool reasons,
+                         int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
+                         bool is_verbose, const py::kwargs & keywords) {
+                 spac::LoopConfig config;
+                 config.path               = path;
+                 config.name               = name;
+                 config.template_text      = chat_template;
+                 config.slot_folder        = slot_folder;
+                 config.projector          = projector_file;
+                 config.session.projector  = std::move(projector);
+                 config.reasons            = reasons;
+                 config.reasoning_budget   = reasoning_budget;
+                 config.prefills           = prefills;
+                 config.template_variables = std::move(template_variables);
+                 config.is_verbose         = is_verbose;
+                 for (const auto & [file, address, scale] : adapters) {
+                     config.adapters.push_back({file, reinterpret_cast<void *>(address), scale});
+                 }
+                 config.session.target_ctx = spac::bindings::context_pointer(target_ctx, "target_ctx");
+                 config.session.draft_ctx  = spac::bindings::context_pointer(draft_ctx, "draft_ctx");
+                 config.session.experts    = std::move(experts);
+                 config.session.trace      = std::move(trace);
+                 spac::bindings::apply_keywords(keywords, config.session);
+                 return std::make_unique<PyServerLoop>(config, owner);
+             }),
+             py::arg("path"), py::arg("name"), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
+             py::arg("experts") = py::none(), py::kw_only(), py::arg("trace"), py::arg("owner") = py::none(),
+             py::arg("chat_template") = "", py::arg("slot_folder") = "", py::arg("projector_file") = "",
+             py::arg("projector") = py::none(), py::arg("adapters") = py::list(), py::arg("reasons") = true,
+             py::arg("reasoning_budget") = -1, py::arg("prefills") = true,
+             py::arg("template_variables") = std::map<std::string, std::string>(), py::arg("is_verbose") = false)
+        .def_static("media_marker", &ServerLoop::media_marker)
         .def_property_readonly_static("routes", [](const py::object &) { return ServerLoop::routes(); })
         .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),
              py::arg("params")  = std::map<std::string, std::string>(),

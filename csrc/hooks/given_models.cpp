@@ -1,12 +1,19 @@
 #include "hooks/given_models.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace spac {
 
 namespace {
 thread_local GivenModels * given = nullptr;
 }
 
-GivenModels::GivenModels(const GivenModel & target, const GivenModel & draft) : given_{target, draft} { given = this; }
+GivenModels::GivenModels(const GivenModel & target, const GivenModel & draft,
+                         std::vector<llama_adapter_lora *> adapters, mtmd_context * projector)
+    : given_{target, draft}, adapters_(std::move(adapters)), projector_(projector) {
+    given = this;
+}
 
 GivenModels::~GivenModels() { given = nullptr; }
 
@@ -25,6 +32,10 @@ llama_context * GivenModels::next_context(const llama_model * model) {
     return next.context;
 }
 
+llama_adapter_lora * GivenModels::next_adapter() {
+    return n_adapters_ < adapters_.size() ? adapters_[n_adapters_++] : nullptr;
+}
+
 bool GivenModels::has(const llama_model * model) const {
     return model != nullptr && (model == given_[0].model || model == given_[1].model);
 }
@@ -33,17 +44,25 @@ bool GivenModels::has(const llama_context * context) const {
     return context != nullptr && (context == given_[0].context || context == given_[1].context);
 }
 
+bool GivenModels::has(const llama_adapter_lora * adapter) const {
+    return std::find(adapters_.begin(), adapters_.end(), adapter) != adapters_.end();
+}
+
 } // namespace spac
 
 using spac::given;
 
 // The linker calls these in place of llama.cpp's functions (csrc/CMakeLists.txt).
 extern "C" {
-llama_model *   __real_llama_model_load_from_file(const char * path, llama_model_params params);
-llama_context * __real_llama_init_from_model(llama_model * model, llama_context_params params);
-void            __real_llama_model_free(llama_model * model);
-void            __real_llama_free(llama_context * context);
-void __real_llama_attach_threadpool(llama_context * context, ggml_threadpool_t pool, ggml_threadpool_t batch);
+llama_model *        __real_llama_model_load_from_file(const char * path, llama_model_params params);
+llama_context *      __real_llama_init_from_model(llama_model * model, llama_context_params params);
+void                 __real_llama_model_free(llama_model * model);
+void                 __real_llama_free(llama_context * context);
+llama_adapter_lora * __real_llama_adapter_lora_init(llama_model * model, const char * path);
+void                 __real_llama_adapter_lora_free(llama_adapter_lora * adapter);
+mtmd_context * __real_mtmd_init_from_file(const char * path, const llama_model * model, mtmd_context_params params);
+void           __real_mtmd_free(mtmd_context * projector);
+void           __real_llama_attach_threadpool(llama_context * context, ggml_threadpool_t pool, ggml_threadpool_t batch);
 
 llama_model * __wrap_llama_model_load_from_file(const char * path, llama_model_params params) {
     if (given != nullptr) {
@@ -78,6 +97,34 @@ void __wrap_llama_free(llama_context * context) {
 void __wrap_llama_attach_threadpool(llama_context * context, ggml_threadpool_t pool, ggml_threadpool_t batch) {
     if (given == nullptr || !given->has(context)) {
         __real_llama_attach_threadpool(context, pool, batch);
+    }
+}
+
+llama_adapter_lora * __wrap_llama_adapter_lora_init(llama_model * model, const char * path) {
+    if (given != nullptr) {
+        if (auto * const adapter = given->next_adapter()) {
+            return adapter;
+        }
+    }
+    return __real_llama_adapter_lora_init(model, path);
+}
+
+void __wrap_llama_adapter_lora_free(llama_adapter_lora * adapter) {
+    if (given == nullptr || !given->has(adapter)) {
+        __real_llama_adapter_lora_free(adapter);
+    }
+}
+
+mtmd_context * __wrap_mtmd_init_from_file(const char * path, const llama_model * model, mtmd_context_params params) {
+    if (given != nullptr && given->projector() != nullptr) {
+        return given->projector();
+    }
+    return __real_mtmd_init_from_file(path, model, params);
+}
+
+void __wrap_mtmd_free(mtmd_context * projector) {
+    if (given == nullptr || given->projector() != projector) {
+        __real_mtmd_free(projector);
     }
 }
 }

@@ -66,6 +66,10 @@ void LoopHooks::detach() {
     }
 }
 
+bool LoopHooks::has_window() const {
+    return llama_model_n_swa(llama_get_model(target_)) > 0 && !Context::has_recurrent_model(target_);
+}
+
 void LoopHooks::set_listeners(const Listeners & listeners, LoopListeners more) {
     listeners_ = listeners;
     more_      = std::move(more);

@@ -42,6 +42,10 @@ class LoopHooks : NotCopied {
     // Sets the callbacks. Must not be called while a request is answered.
     void set_listeners(const Listeners & listeners, LoopListeners more);
 
+    llama_context * target() const { return target_; }
+    // Returns true if the target's memory keeps a window of the past and no state.
+    bool has_window() const;
+
     // Drafts for all slots that ask for it. `run` is llama.cpp's function.
     void draft(common_speculative * spec, const std::function<void()> & run);
     // Notes that `n` tokens of a slot's last draft were accepted. Returns false if llama.cpp's loop has drafted.

@@ -4,6 +4,8 @@
 #include "hooks/abort_scope.h"
 #include "hooks/given_models.h"
 #include "hooks/loop_hooks.h"
+#include "hooks/request_adapters.h"
+#include "hooks/request_images.h"
 
 #include "log.h"
 #include "server-context.h"
@@ -132,6 +134,9 @@ class Response : public LoopResponse {
         try {
             // What llama.cpp makes of schemas, templates and answers may recurse as deep as these are long.
             deep([&] { response_ = handler_(request_); });
+            if (request_.path == "/set-lora-adapters" && response_->status == 200) {
+                set_adapter_scales(request_.body);
+            }
         } catch (const std::invalid_argument & error) {
             response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
         } catch (const InputError & error) {
@@ -218,6 +223,15 @@ common_params params_of(const LoopConfig & config) {
         common_log_set_verbosity_thold(INT_MAX);
     }
     params.sampling.reasoning_budget_tokens = config.reasoning_budget;
+    if (!config.adapters.empty()) {
+        params.cache_ram_mib = 0; // this cache does not know which adapters computed what it holds
+    }
+    for (const auto & each : config.adapters) {
+        common_adapter_lora_info info;
+        info.path  = each.path;
+        info.scale = each.scale;
+        params.lora_adapters.push_back(info);
+    }
     if (drafts_by_hook(session)) {
         params.speculative.types = {COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE}; // so that the loop asks for drafts
     } else if (draft != nullptr && llama_get_model(draft) != llama_get_model(target)) {
@@ -235,6 +249,16 @@ struct ServerLoop::Impl {
           hooks(target.context, config.session.experts, config.session.trace, params.n_parallel,
                 params.n_parallel * (1 + std::max(0, config.session.draft.n_max))) {
         target.model = const_cast<llama_model *>(llama_get_model(target.context));
+        std::vector<float> scales;
+        for (const auto & each : config.adapters) {
+            adapters.push_back(static_cast<llama_adapter_lora *>(each.adapter));
+            scales.push_back(each.scale);
+        }
+        set_adapter_scales(scales);
+        if (config.session.projector != nullptr) {
+            projector = config.session.projector->context();
+            set_image_limit(std::min(params.n_batch, params.n_ubatch));
+        }
         if (draft.context != nullptr) {
             draft.model = const_cast<llama_model *>(llama_get_model(draft.context));
             draft.model = draft.model == target.model ? nullptr : draft.model;
@@ -256,23 +280,25 @@ struct ServerLoop::Impl {
     void run();
     bool terminate();
 
-    common_params                   params;
-    GivenModel                      target, draft;
-    Interrupt                       interrupt; // declared before the drafts that use it
-    std::deque<Context>             sequences;
-    LoopHooks                       hooks;
-    std::unique_ptr<server_context> context;
-    std::unique_ptr<server_routes>  routes;
-    std::shared_ptr<Running>        running = std::make_shared<Running>();
-    std::promise<bool>              loaded;
-    std::mutex                      lock;              // of has_ended
-    bool                            has_ended = false; // true: the context may be freed
-    std::thread                     thread;
+    common_params                     params;
+    GivenModel                        target, draft;
+    std::vector<llama_adapter_lora *> adapters;
+    std::shared_ptr<mtmd_context>     projector; // null: none
+    Interrupt                         interrupt; // declared before the drafts that use it
+    std::deque<Context>               sequences;
+    LoopHooks                         hooks;
+    std::unique_ptr<server_context>   context;
+    std::unique_ptr<server_routes>    routes;
+    std::shared_ptr<Running>          running = std::make_shared<Running>();
+    std::promise<bool>                loaded;
+    std::mutex                        lock;              // of has_ended
+    bool                              has_ended = false; // true: the context may be freed
+    std::thread                       thread;
 };
 
 // The loop's thread, from loading to the end.
 void ServerLoop::Impl::run() {
-    const GivenModels given(target, draft);
+    const GivenModels given(target, draft, adapters, projector.get());
     hooks.attach();
     bool is_well = false;
     try {
@@ -328,6 +354,8 @@ ServerLoop::ServerLoop(const LoopConfig & config) : impl_(std::make_unique<Impl>
 ServerLoop::~ServerLoop() {
     impl_->hooks.stop();
     impl_->running->stop();
+    set_image_limit(0);
+    set_adapter_scales(std::vector<float>());
     while (impl_->terminate()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -341,6 +369,8 @@ std::vector<std::string> ServerLoop::routes() {
     }
     return names;
 }
+
+std::string ServerLoop::media_marker() { return get_media_marker(); }
 
 std::unique_ptr<LoopResponse> ServerLoop::begin(const LoopRequest & request) {
     const auto found = handlers().find(request.route);

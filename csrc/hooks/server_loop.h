@@ -16,18 +16,26 @@
 
 namespace spac {
 
+// A LoRA adapter of the target that is loaded.
+struct LoopAdapter {
+    std::string path;
+    void *      adapter = nullptr; // llama_adapter_lora *
+    float       scale   = 1.0f;
+};
+
 struct LoopConfig {
     SessionConfig session; // its contexts, experts, trace, draft, prompt cache and checkpoints; sampling: the defaults
     std::string   path;    // the target's file
     std::string   name;    // the model's name in answers
     std::string   template_text;                           // replaces the file's chat template; empty: the file's
     std::string   slot_folder;                             // where slots are saved; empty: nowhere
-    std::string   projector;                               // the file that reads images; empty: none
+    std::string   projector;                               // the file of the session's projector; empty: none
     bool          reasons          = true;                 // false: templates are told not to let the model reason
     int           reasoning_budget = -1;                   // largest number of reasoning tokens; -1: any
     bool          prefills         = true;                 // an assistant's message at the end begins the answer
     std::map<std::string, std::string> template_variables; // JSON values by name
     bool is_verbose = false; // answers tell what became of their request, and the loop writes its log
+    std::vector<LoopAdapter> adapters;
 };
 
 struct LoopRequest {
@@ -69,6 +77,8 @@ class ServerLoop : NotCopied {
     ~ServerLoop();
 
     static std::vector<std::string> routes();
+    // Returns the text that stands for an image in prompts. It is different in every process.
+    static std::string media_marker();
 
     // Returns the answer of a request, which run() makes. Any thread may call it.
     std::unique_ptr<LoopResponse> begin(const LoopRequest & request);

@@ -60,16 +60,8 @@ std::string name_of(size_t index, size_t count) {
 }
 
 mtmd::bitmap_ptr read_image(const mtmd_context * ctx, const std::string & file, const std::string & name) {
-    const auto * data  = reinterpret_cast<const unsigned char *>(file.data());
-    const int    size  = static_cast<int>(std::min<size_t>(file.size(), INT32_MAX));
-    int          width = 0, height = 0, channels = 0;
-    if (!stbi_info_from_memory(data, size, &width, &height, &channels)) {
-        throw InputError(name + " cannot be decoded: it is no JPEG, PNG, BMP, GIF, TGA, PSD, HDR or PNM file");
-    }
-    if (static_cast<int64_t>(width) * height > max_pixels) {
-        throw InputError(name + " has " + std::to_string(width) + " x " + std::to_string(height) +
-                         " pixels, at most 100 million are read: make it smaller");
-    }
+    const auto * data = reinterpret_cast<const unsigned char *>(file.data());
+    check_image(data, file.size(), name);
     mtmd::bitmap_ptr bitmap(
         mtmd_helper_bitmap_init_from_buf(ctx, data, file.size(), false, mtmd_helper_init_opt_default()).bitmap);
     if (bitmap == nullptr || mtmd_bitmap_is_audio(bitmap.get())) {
@@ -82,6 +74,18 @@ mtmd::bitmap_ptr read_image(const mtmd_context * ctx, const std::string & file, 
 constexpr int32_t first_placeholder = -2; // -1 is llama.cpp's "no token"
 
 } // namespace
+
+void check_image(const unsigned char * data, size_t n_bytes, const std::string & name) {
+    const int size  = static_cast<int>(std::min<size_t>(n_bytes, INT32_MAX));
+    int       width = 0, height = 0, channels = 0;
+    if (!stbi_info_from_memory(data, size, &width, &height, &channels)) {
+        throw InputError(name + " cannot be decoded: it is no JPEG, PNG, BMP, GIF, TGA, PSD, HDR or PNM file");
+    }
+    if (static_cast<int64_t>(width) * height > max_pixels) {
+        throw InputError(name + " has " + std::to_string(width) + " x " + std::to_string(height) +
+                         " pixels, at most 100 million are read: make it smaller");
+    }
+}
 
 struct ImagePiece {
     int32_t               placeholder;
@@ -155,7 +159,8 @@ const ImagePiece * ImagePrompt::piece(int32_t placeholder) const {
     return nullptr;
 }
 
-Projector::Projector(const ProjectorConfig & config) : marker_(random_marker()) {
+Projector::Projector(const ProjectorConfig & config)
+    : marker_(config.marker.empty() ? random_marker() : config.marker) {
     if (config.model == nullptr) {
         throw InputError("a projector needs a model, got a null pointer");
     }
@@ -164,6 +169,8 @@ Projector::Projector(const ProjectorConfig & config) : marker_(random_marker()) 
 }
 
 Projector::~Projector() = default;
+
+std::shared_ptr<mtmd_context> Projector::context() const { return loaded_->open(); }
 
 ImagePrompt Projector::tokenize(const std::string & text, const std::vector<std::string> & images) const {
     const auto                       loaded = loaded_->open();

@@ -13,6 +13,7 @@
 #include <vector>
 
 struct llama_context;
+struct mtmd_context;
 
 namespace spac {
 
@@ -50,6 +51,7 @@ struct ProjectorConfig {
     int         n_threads        = 4;
     int         image_min_tokens = -1; // for models that choose an image's size; -1: the file's
     int         image_max_tokens = -1;
+    std::string marker; // what stands for an image; empty: a text that is different in every process
 };
 
 struct ImagePiece; // a part of an image, ready to be encoded
@@ -74,6 +76,8 @@ class Projector : NotCopied {
     // message of a user holds it.
     const std::string & marker() const { return marker_; }
     const ImageTable &  table() const { return table_; }
+    // Returns llama.cpp's object, for code that uses it without a session.
+    std::shared_ptr<mtmd_context> context() const;
 
     // Reads `images`, which are files in memory (JPEG, PNG, BMP, GIF, …), and the text in which the markers stand for
     // them. Throws InputError for an image that cannot be decoded and for another number of markers.
@@ -91,6 +95,9 @@ class Projector : NotCopied {
     mutable ImageTable      table_;
     std::unique_ptr<Loaded> loaded_;
 };
+
+// Throws InputError for a file in memory that is no image, or that has more than 100 million pixels.
+void check_image(const unsigned char * data, size_t n_bytes, const std::string & name);
 
 // Sends messages of mtmd to llama.cpp's own log.
 void route_mtmd_log();

@@ -1003,11 +1003,13 @@ class Projector:
         n_threads: int = 4,
         image_min_tokens: int = -1,
         image_max_tokens: int = -1,
+        marker: str = "",
     ) -> None:
         """Load a projector's file for a model, which is given as the address of a llama_model.
 
         Free the projector before the model. It computes on the device of this name, or on the CPU without
         one. The limits of an image's tokens apply to models that choose an image's size; -1 means the file's.
+        `marker` stands for an image in prompts; "" makes one.
         Raise InputError if the file is no projector, another model's, or one for sound.
         """
     @property
@@ -1321,7 +1323,9 @@ class ServerLoop:
         owner: object = None,
         chat_template: str = "",
         slot_folder: str = "",
-        projector: str = "",
+        projector_file: str = "",
+        projector: Projector | None = None,
+        adapters: Sequence[tuple[str, int, float]] = (),
         reasons: bool = True,
         reasoning_budget: int = -1,
         prefills: bool = True,
@@ -1331,9 +1335,13 @@ class ServerLoop:
     ) -> None:
         """Start the loop on a thread of its own; `keywords` are those of a Session.
 
+        The projector has `media_marker()`. An adapter is a file, the address of the loaded one, and a scale.
         The sampling holds where a request says nothing. Raise InputError if llama.cpp refuses models or
         options.
         """
+    @staticmethod
+    def media_marker() -> str:
+        """Return the text that stands for an image in prompts. It is different in every process."""
     def begin(
         self, route: str, body: bytes, params: Mapping[str, str] = {}, headers: Mapping[str, str] = {}
     ) -> LoopResponse:

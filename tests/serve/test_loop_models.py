@@ -6,22 +6,29 @@ own.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions
 from tests.conftest import TinyModel
 from tests.engine.replay import Recording, replay_all
 from tools.compare import Settings
-from tools.models import FAMILIES, Shape, write_model
+from tools.models import FAMILIES, Shape, write_adapter, write_model, write_projector
 from tools.models.loader_families import LoaderFamily
+from tools.models.projector import png
 
 GREEDY = SamplingConfig(temp=0.0, top_k=0, repeat_penalty=1.0)
 SETTINGS = Settings(n_ctx=1024, n_batch=512, n_ubatch=512, n_threads=1, flash_attn=False)
@@ -37,6 +44,7 @@ N = 24
 STATES = ("qwen3next", "qwen35moe", "kimi-linear", "granitehybrid", "nemotron_h_moe", "lfm2moe")
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {}, "ngram": {"draft_type": "ngram-simple", "draft_length": 3},
+    "simple": {"draft": "qwen3", "draft_length": 3},
 }  # fmt: skip
 Tokens = list[int]
 
@@ -92,11 +100,22 @@ def compare(target: Path, alone: Callable[..., list[Tokens]], **options: Any) ->
 def test_states_of_several_clients(
     family: str, draft: str, tiny_model: TinyModel, alone: Callable[..., list[Tokens]]
 ) -> None:
-    compare(tiny_model(family), alone, **DRAFTS[draft])
+    options = dict(DRAFTS[draft])
+    if "draft" in options:
+        options["draft"] = tiny_model("qwen3", n_layer=1)
+    compare(tiny_model(family), alone, **options)
 
 
-def test_windows_of_several_clients(tiny_model: TinyModel, alone: Callable[..., list[Tokens]]) -> None:
-    compare(tiny_model("gpt-oss"), alone)
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("options", [{}, {"swa_full": True}, {"cache_ram": 0}], ids=["ram", "full", "no ram"])
+def test_windows_of_several_clients(
+    draft: str, options: dict[str, Any], tiny_model: TinyModel, alone: Callable[..., list[Tokens]]
+) -> None:
+    options = {**options, **DRAFTS[draft]}
+    if "draft" in options:
+        options["draft"] = tiny_model("qwen3", n_layer=1)
+    for _ in range(2):
+        compare(tiny_model("gpt-oss"), alone, **options)
 
 
 def test_mtp_of_several_clients(tiny_model: TinyModel, alone: Callable[..., list[Tokens]]) -> None:
@@ -104,14 +123,185 @@ def test_mtp_of_several_clients(tiny_model: TinyModel, alone: Callable[..., list
     compare(path, alone, draft_type="draft-mtp", draft_length=3)
 
 
-def test_eagle3_of_several_clients(
+STATES_OF: dict[str, dict[str, Any]] = {
+    "eagle3": {"target_layers": [0, 1, 2], "target_hidden_size": 64},
+    "dflash": {"target_layers": [0, 2], "block_size": 4, "attention.sliding_window": 0},
+}
+MASK = {"tokenizer.ggml.mask_token_id": 271}
+
+
+@pytest.mark.parametrize("kind", STATES_OF)
+def test_drafts_that_read_states_of_several_clients(
+    kind: str,
     tiny_model: TinyModel,
     alone: Callable[..., list[Tokens]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    keys: dict[str, Any] = {"target_layers": [0, 1, 2], "target_hidden_size": 64}
-    family = LoaderFamily("eagle3", lambda _: keys, default=Shape(n_layer=1))
-    monkeypatch.setitem(FAMILIES, "eagle3", family)  # type: ignore[arg-type]
-    draft = write_model(tmp_path / "draft.gguf", "eagle3")
-    compare(tiny_model("qwen3moe"), alone, draft=draft, draft_type="draft-eagle3", draft_length=3)
+    family = LoaderFamily(kind, lambda _: STATES_OF[kind], default=Shape(n_layer=1))
+    monkeypatch.setitem(FAMILIES, kind, family)
+    draft = write_model(tmp_path / "draft.gguf", kind)
+    drafts = {"draft": draft, "draft_type": f"draft-{kind}", "draft_length": 3}
+    compare(tiny_model("qwen3moe"), alone, override_kv=MASK if kind == "dflash" else {}, **drafts)
+
+
+# Images
+
+
+PICTURES = (png(64, 96, 1), png(80, 48, 2))
+SEES = "look <__media__> and at <__media__> here: def f("
+
+
+@pytest.fixture(scope="module")
+def projectors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("projectors")
+    gemma = write_projector(folder / "gemma.gguf", "gemma3", 64)
+    qwen = write_projector(folder / "qwen.gguf", "qwen3vl", 64, n_deepstack=1)
+    return {"qwen3vlmoe": qwen, "qwen3moe": gemma, "qwen3next": gemma}
+
+
+def seen(engine: Engine, pictures: Sequence[bytes], text: str = SEES) -> Tokens:
+    """Return what the loop answers to a prompt with pictures."""
+    marker = _core.ServerLoop.media_marker()
+    data = [base64.b64encode(each).decode() for each in pictures]
+    prompt = {"prompt_string": text.replace("<__media__>", marker), "multimodal_data": data}
+    return answer(engine, prompt, 12)
+
+
+def expected_of_pictures(
+    target: Path, projector: Path, orders: list[tuple[bytes, ...]], library: Path, folder: Path
+) -> list[Tokens]:
+    """Return what the unpatched library says of pictures in several orders."""
+    (folder / "libmtmd.so").symlink_to(library / "libllama.so")
+    jobs = []
+    for i, order in enumerate(orders):
+        paths = [folder / f"{i}-{j}.png" for j in range(len(order))]
+        for path, data in zip(paths, order, strict=True):
+            path.write_bytes(data)
+        jobs.append([str(target), str(projector), SEES, [*map(str, paths)], 12])
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    env = {
+        **os.environ, "LLAMA_CPP_LIB_PATH": str(library), "MTMD_CPP_LIB": str(folder),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.engine.reference_images", "jobs.json", "out.npz"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    out = np.load(folder / "out.npz")
+    return [out[f"tokens{i}"].tolist() for i in range(len(jobs))]
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram", "simple"])
+@pytest.mark.parametrize("family", ["qwen3vlmoe", "qwen3moe", "qwen3next"])
+def test_images_of_several_clients(
+    family: str,
+    draft: str,
+    tiny_model: TinyModel,
+    projectors: dict[str, Path],
+    reference_lib: Path,
+    tmp_path: Path,
+    alone: Callable[..., list[Tokens]],
+) -> None:
+    options = dict(DRAFTS[draft])
+    if "draft" in options:
+        options["draft"] = tiny_model("qwen3", n_layer=1)
+    target = tiny_model(family, options={"deepstack": 1}) if family == "qwen3vlmoe" else tiny_model(family)
+    orders = [PICTURES, PICTURES[::-1], (PICTURES[0],) * 2, (PICTURES[1],) * 2]
+    expected = expected_of_pictures(target, projectors[family], orders, reference_lib, tmp_path)
+    config = EngineConfig(
+        target=target, mmproj=projectors[family], loop="llama.cpp",
+        **{**OPTIONS, "ubatch": 128, **options},
+    )  # fmt: skip
+    with Engine(config, serves=LoopOptions("x")) as engine:
+        assert engine.n_sequences == 4
+        text = engine.tokenize(PROMPTS[0]).tolist()
+        for _ in range(2):
+            with ThreadPoolExecutor(5) as pool:
+                beside = pool.submit(answer, engine, text)
+                assert list(pool.map(lambda each: seen(engine, each), orders)) == expected
+                assert [beside.result()] == alone(target, [text])
+
+
+REFUSED = {
+    "http://127.0.0.1:9/a.png": "not fetched from http addresses",
+    "https://example.com/a.png": "not fetched from https addresses",
+    "file:///etc/hostname": "file:// URLs are not allowed",
+    "data:image/png;base64,AAAA": "the image cannot be decoded",
+    "data:image/png;base64," + base64.b64encode(b"RIFF\x24\0\0\0WEBPVP8 " + b"\0" * 24).decode(): "cannot be",
+}
+
+
+def test_addresses_and_bad_images_are_refused(tiny_model: TinyModel, projectors: dict[str, Path]) -> None:
+    config = EngineConfig(
+        target=tiny_model("qwen3moe"), mmproj=projectors["qwen3moe"], loop="llama.cpp", **OPTIONS
+    )
+    with Engine(config, serves=LoopOptions("x")) as engine:
+        assert engine.loop is not None
+        for url, words in REFUSED.items():
+            image = {"type": "image_url", "image_url": {"url": url}}
+            asked: dict[str, Any] = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 4}
+            made = engine.loop.begin("v1/chat/completions", json.dumps(asked).encode())
+            made.run()
+            assert made.status == 400, (url, made.body)
+            assert words in json.loads(made.body)["error"]["message"]
+            made.close()
+        assert len(seen(engine, PICTURES)) == 12
+
+
+def test_an_image_larger_than_a_batch_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Gemma's attention within an image sees later places, so llama.cpp evaluates it at once or aborts."""
+    projector = write_projector(tmp_path / "gemma.gguf", "gemma3", 64)
+    config = EngineConfig(
+        target=tiny_model("qwen3moe"), mmproj=projector, loop="llama.cpp", **{**OPTIONS, "ubatch": 4}
+    )
+    with Engine(config, serves=LoopOptions("x")) as engine:
+        assert engine.loop is not None
+        prompt = {
+            "prompt_string": _core.ServerLoop.media_marker(),
+            "multimodal_data": [base64.b64encode(PICTURES[0]).decode()],
+        }
+        made = engine.loop.begin("completion", json.dumps({"prompt": prompt}).encode())
+        made.run()
+        assert made.status == 400
+        assert b"evaluated at once" in made.body
+        made.close()
+        assert answer(engine, [5, 6, 7], 4)
+
+
+# Adapters
+
+
+def test_adapters_of_several_clients(
+    tiny_model: TinyModel, tmp_path: Path, reference_lib: Path, alone: Callable[..., list[Tokens]]
+) -> None:
+    target = tiny_model("qwen3moe")
+    adapter = write_adapter(tmp_path / "adapter.gguf", target)
+    config = EngineConfig(target=target, lora=((adapter, 0.7),), **OPTIONS)
+    with Engine(config, serves=LoopOptions("x")) as engine:
+        assert engine.loop is not None
+        prompts = [engine.tokenize(each).tolist() for each in PROMPTS]
+        job = [Recording(str(target), each, [[]] * N, lora=str(adapter), lora_scale=0.7) for each in prompts]
+        adapted = [each["tokens"] for each in replay_all(job, SETTINGS, reference_lib, tmp_path)]
+        plain = alone(target, prompts)
+        assert adapted != plain
+        assert at_once(engine, prompts) == adapted
+        shown = engine.loop.begin("lora-adapters", b"")
+        shown.run()
+        assert [(each["path"], each["scale"]) for each in json.loads(shown.body)] == [
+            (str(adapter), pytest.approx(0.7))
+        ]
+        shown.close()
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            mixed = list(
+                pool.map(
+                    lambda each: answer(engine, each[1], lora=[{"id": 0, "scale": 0.7 * (each[0] % 2)}]),
+                    enumerate(prompts),
+                )
+            )
+        assert mixed == [(plain, adapted)[i % 2][i] for i in range(len(prompts))]
+        assert at_once(engine, prompts) == adapted, "a request that names none has the server's"
+        changed = engine.loop.begin("set-lora-adapters", b'[{"id": 0, "scale": 0}]')
+        changed.run()
+        assert changed.status == 200
+        changed.close()
+        assert at_once(engine, prompts) == plain

@@ -19,9 +19,6 @@ from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
 
-DRAFTS = ("draft-simple", "draft-mtp", "draft-eagle3")
-"""The draft types with a context of their own that the loop has been tried with."""
-
 
 @dataclass(frozen=True)
 class LoopOptions:
@@ -48,18 +45,16 @@ class LoopOptions:
 def check_loop(config: EngineConfig) -> None:
     """Raise InputError for what the loop would leave out without a word, or has not been tried with.
 
-    It takes adapters of the context away, fetches images from any address, does not see that an RPC server is
-    lost, and mixes generations in its batches.
+    It does not see that an RPC server is lost, and mixes generations in its batches.
     """
     asked = {
-        "--lora": bool(config.lora), "--mmproj": config.mmproj is not None, "--rpc": bool(config.rpc),
-        "--deterministic": config.deterministic, "--no-cont-batching": not config.cont_batching,
+        "--rpc": bool(config.rpc), "--deterministic": config.deterministic,
+        "--no-cont-batching": not config.cont_batching,
     }  # fmt: skip
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise InputError(f"{refused[0]}: llama.cpp's loop does not have it yet, so leave it out, or the loop")
-    for name in config.draft_types:
-        if name not in DRAFTS and not name.startswith("ngram-"):
-            raise InputError(f"llama.cpp's loop drafts with {', '.join(DRAFTS)} and n-grams, not with {name}")
+    if config.drafts_itself:
+        raise InputError("llama.cpp's loop does not draft with self: choose another --draft-type")
 
 
 class _Hooks:
@@ -120,10 +115,6 @@ def open_loop(
     steps. `say` receives notes. Raise InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
-    cache = cache_parameters(config, pair)
-    if pair.target.has_window:
-        # llama.cpp goes back to a checkpoint's last token. The first place of its window may be gone by then.
-        cache["n_checkpoints"] = 0
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
@@ -131,9 +122,13 @@ def open_loop(
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
         prefills=options.prefills, is_verbose=options.is_verbose,
-        projector="" if config.mmproj is None else str(config.mmproj),
+        projector_file="" if config.mmproj is None else str(config.mmproj), projector=pair.projector,
+        adapters=[
+            (str(each.path), pointer, scale)
+            for each, (pointer, scale) in zip(config.lora, pair.target.adapters, strict=True)
+        ],
         draft_types=list(config.draft_types), draft_max=config.longest_draft, draft_min=config.draft_min,
-        p_min=config.draft_p_min, **cache, **_sampling_of(config.sampling),
+        p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),
     )  # fmt: skip
     events.subscribe(loop)
     hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between, steps, say)
