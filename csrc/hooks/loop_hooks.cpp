@@ -67,8 +67,10 @@ void LoopHooks::detach() {
 }
 
 bool LoopHooks::has_window() const {
-    return llama_model_n_swa(llama_get_model(target_)) > 0 && !Context::has_recurrent_model(target_);
+    return llama_model_n_swa(llama_get_model(target_)) > 0 && !has_state();
 }
+
+bool LoopHooks::has_state() const { return Context::has_recurrent_model(target_); }
 
 void LoopHooks::set_listeners(const Listeners & listeners, LoopListeners more) {
     listeners_ = listeners;

@@ -45,6 +45,8 @@ class LoopHooks : NotCopied {
     llama_context * target() const { return target_; }
     // Returns true if the target's memory keeps a window of the past and no state.
     bool has_window() const;
+    // Returns true if the target's memory keeps a state, which cannot go back.
+    bool has_state() const;
 
     // Drafts for all slots that ask for it. `run` is llama.cpp's function.
     void draft(common_speculative * spec, const std::function<void()> & run);

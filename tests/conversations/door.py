@@ -19,6 +19,8 @@ ASCII = range(0x20, 0x7F)
 """The bytes of which answers consist (`setups.change`), so that a text and its tokens tell the same."""
 END = 256 + 12
 """The token that ends a text: the first behind the bytes and the merges of tools/models/tokenizer.py."""
+NO_NUMBERS = "no numbers"
+"""The reason of an answer that ended because its logits are no finite numbers, where that is an error."""
 OVERFLOW = 0xFF
 """A token whose embedding is infinite, so that all that follows it is no number."""
 
@@ -86,6 +88,8 @@ class Door(Protocol):
     """What `act` knows."""
     n_clients: int
     """The number of requests that may be asked at the same time."""
+    shares_overflows: bool
+    """True if a text whose logits are no numbers ends all requests that run."""
 
     def answer(self, request: Request) -> Answer: ...
 

@@ -1,4 +1,4 @@
-"""All doors: an engine, a `Llama` and a server, each for one generation at a time and for four."""
+"""All doors: an engine, a `Llama`, a server on each loop, with one generation at a time and with four."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from spac import Llama
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
-from tests.conversations.door import END, MARKER, Answer, Request, Setup, Tokens
-from tests.conversations.setups import CONTEXT, ONE_ALONE, SETUPS
+from tests.conversations.door import END, MARKER, NO_NUMBERS, Answer, Request, Setup, Tokens
+from tests.conversations.setups import CONTEXT, IN_THE_LOOP, NOT_IN_THE_LOOP, ONE_ALONE, SETUPS
 from tests.serve.conftest import KEY, Server
 
 TOP = 3
 """The number of the most probable tokens at each place whose log probabilities are compared."""
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "repeat_penalty": 1.0}
 ONE, SEVERAL = 1, 4
+DRAFTS = {"draft", "draft_type", "draft_length", "cache_type_k_draft", "cache_type_v_draft"}
+"""The options of drafts."""
 
 
 def of_completion(choice: Any) -> Answer:
@@ -42,11 +44,22 @@ def of_chat(choice: Any) -> Answer:
     return Answer(choice["message"]["content"], choice["finish_reason"], top)
 
 
+def of_loop(choice: Any) -> Answer:
+    """Return the answer of a completion's `choice`, as llama-server forms it.
+
+    It lists the token that ends a text too, and the tokens of a stop string.
+    """
+    places = (choice["logprobs"] or {}).get("content") or ()
+    top = tuple(tuple(each["logprob"] for each in place["top_logprobs"]) for place in places)
+    return Answer(choice["text"], choice["finish_reason"], top[: len(choice["text"])])
+
+
 class EngineDoor:
     """`Engine.generate`. With one generation at a time, another one ends it."""
 
     ways = ("text",)
     actions: Sequence[str] = ()
+    shares_overflows = False
 
     def __init__(self, setup: Setup, parallel: int) -> None:
         sampling = SamplingConfig(temp=0.0, top_k=0, repeat_penalty=1.0)
@@ -83,11 +96,13 @@ class EngineDoor:
 class LlamaDoor:
     """`spac.Llama`, with the functions of llama_cpp for all that is unusual.
 
-    With `chats`, prompts with images are messages, as a server gets them.
+    With `chats`, prompts with images are messages, as a server gets them. `plain` leaves a draft out.
     """
 
-    def __init__(self, setup: Setup, parallel: int, *, chats: bool = False) -> None:
-        options = dict(setup.options)
+    shares_overflows = False
+
+    def __init__(self, setup: Setup, parallel: int, *, chats: bool = False, plain: bool = False) -> None:
+        options = {name: value for name, value in setup.options.items() if not (plain and name in DRAFTS)}
         self._chats = chats
         if chats:
             options["chat_format"] = "common"
@@ -167,23 +182,27 @@ class LlamaDoor:
 class ServerDoor:
     """`spac serve`, in a process of its own."""
 
-    ways = ("text", "logprobs")
-    actions = ("save", "restore", "erase")
+    ways: Sequence[str] = ("text", "logprobs")
+    actions: Sequence[str] = ("save", "restore", "erase")
+    shares_overflows = False
 
-    def __init__(self, setup: Setup, parallel: int) -> None:
+    def __init__(self, setup: Setup, parallel: int, *more: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.n_clients = self._places = parallel
         words = ["--target", str(setup.target), "--ctx", str(parallel * CONTEXT), "--parallel", str(parallel)]
         for name, value in setup.options.items():
-            words += [f"--{name.replace('_', '-')}", str(value)]
-        words += ["--slot-save-path", self._folder.name, "--no-page", "--temp", "0", "--top-k", "0"]
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        words += ["--slot-save-path", self._folder.name, "--no-page", "--temp", "0", "--top-k", "0", *more]
         self._server = Server(Path(self._folder.name), *words, fixed=())
 
     def answer(self, request: Request) -> Answer:
         status, body = self._server.ask("POST", *self._asked(request))
         if status != 200:
             raise SpacError(f"{status}: {body.decode()}")
-        choice = json.loads(body)["choices"][0]
+        return self._read(json.loads(body)["choices"][0], request)
+
+    @staticmethod
+    def _read(choice: Any, request: Request) -> Answer:
         return of_chat(choice) if request.sees else of_completion(choice)
 
     def leave(self, request: Request, n_parts: int) -> str:
@@ -200,8 +219,8 @@ class ServerDoor:
     def _streamed(response: http.client.HTTPResponse) -> Iterator[str]:
         for line in response:
             if line.startswith(b"data: {"):
-                choice = json.loads(line[6:])["choices"][0]
-                yield choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+                for choice in json.loads(line[6:]).get("choices", ()):  # An error has none.
+                    yield choice["text"] if "text" in choice else choice["delta"].get("content") or ""
 
     def _asked(self, request: Request, **more: Any) -> tuple[str, dict[str, Any]]:
         if request.sees:
@@ -227,6 +246,39 @@ class ServerDoor:
             assert self._server.stop() == 0
         finally:
             self._folder.cleanup()
+
+
+class LoopDoor(ServerDoor):
+    """`spac serve --loop llama.cpp`. It has no log probabilities of drafted tokens."""
+
+    shares_overflows = True
+
+    def __init__(self, setup: Setup, parallel: int) -> None:
+        super().__init__(setup, parallel, "--loop", "llama.cpp")
+        if "draft_length" in setup.options:
+            self.ways = ("text",)
+        if "slots" in setup.options:
+            self.actions = (*self.actions, "change slots")
+
+    @staticmethod
+    def _read(choice: Any, _request: Request) -> Answer:
+        return of_loop(choice)
+
+    def answer(self, request: Request) -> Answer:
+        try:
+            return super().answer(request)
+        except SpacError as error:
+            if "no finite numbers" not in str(error):
+                raise
+            return Answer("", NO_NUMBERS)
+
+    def act(self, action: str, number: int) -> None:
+        if action != "change slots":
+            super().act(action, number)
+            return
+        status, body = self._server.ask("POST", "/admin/vram", {"slots": (2, 4, 8)[number % 3]})
+        if status != 200:
+            raise SpacError(f"{action}: {status}: {body.decode()}")
 
 
 def chat_of(request: Request) -> dict[str, Any]:
@@ -258,14 +310,25 @@ DOORS = {
     "llama-4": partial(LlamaDoor, parallel=SEVERAL),
     "serve": partial(ServerDoor, parallel=ONE),
     "serve-4": partial(ServerDoor, parallel=SEVERAL),
+    "loop": partial(LoopDoor, parallel=ONE),
+    "loop-4": partial(LoopDoor, parallel=SEVERAL),
 }
 FRESH = DOORS | {
     "serve": partial(LlamaDoor, parallel=ONE, chats=True),
     "serve-4": partial(LlamaDoor, parallel=SEVERAL, chats=True),
+    "loop": partial(LlamaDoor, parallel=ONE, plain=True),
+    "loop-4": partial(LlamaDoor, parallel=SEVERAL, plain=True),
 }
-"""The doors that are begun anew. In place of a server, a `Llama` in this process loads faster."""
+"""The doors that are begun anew. In place of a server, a `Llama` in this process loads faster.
+
+llama.cpp's loop has drafts that spac's own does not have. A draft changes no answer, so none is compared.
+"""
 
 
 def setups_of(door: str) -> list[str]:
     """Return the names of the setups that a door can have."""
-    return [name for name in SETUPS if not door.endswith("-4") or name not in ONE_ALONE]
+    refused = {
+        *(ONE_ALONE if door.endswith("-4") else ()),
+        *(NOT_IN_THE_LOOP if door.startswith("loop") else IN_THE_LOOP),
+    }
+    return [name for name in SETUPS if name not in refused]

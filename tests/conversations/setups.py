@@ -14,6 +14,10 @@ from tools.models import FAMILIES, write_model, write_projector
 
 ONE_ALONE = ("images", "images, recurrent")
 """Setups that need the context for one generation at a time."""
+NOT_IN_THE_LOOP = (*ONE_ALONE, "window", "window, bare", "window, draft")
+"""Setups that llama.cpp's loop does not have."""
+IN_THE_LOOP = ("recurrent, ngrams", "recurrent, undone draft")
+"""Setups that llama.cpp's loop alone has: it copies the state back where the model cannot undo a draft."""
 CONTEXT = 256
 """The tokens of a context, for each generation at once."""
 SMALL = {
@@ -26,6 +30,7 @@ BARE = {"cache_ram": 0, "ctx_checkpoints": 0}
 NGRAMS = {"draft_type": "ngram-simple", "draft_length": 3}
 SHORTER = {"draft": "shorter", "draft_length": 3}
 OTHER = {"draft": "qwen3", "draft_length": 3}
+WHOLE = {"swa_full": True}
 
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("qwen3", {"device": "cpu", "cache_ram": 16}),
@@ -37,9 +42,14 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent, bare": ("qwen3next", {**SPLIT, **BARE}),
     "recurrent, few checkpoints": ("lfm2moe", {**SPLIT, "ctx_checkpoints": 2}),
     "recurrent, draft": ("qwen35moe", {**SPLIT, **OTHER, "cache_ram": 16}),
+    "recurrent, ngrams": ("lfm2moe", {**SPLIT, **NGRAMS, "cache_ram": 16}),
+    "recurrent, undone draft": ("qwen3next", {**SPLIT, **OTHER, "cache_ram": 0}),
     "window": ("gpt-oss", {**SPLIT, "cache_ram": 16}),
     "window, bare": ("gpt-oss", {**SPLIT, **BARE}),
     "window, draft": ("mimo2", {**SPLIT, **SHORTER, "cache_ram": 16}),
+    "whole window": ("gpt-oss", {**SPLIT, **WHOLE, "cache_ram": 16}),
+    "whole window, draft": ("mimo2", {**SPLIT, **WHOLE, **SHORTER, "cache_ram": 16}),
+    "whole window, ngrams": ("gpt-oss", {**SPLIT, **WHOLE, **NGRAMS, "cache_ram": 0}),
     "images": ("qwen3vlmoe", {**SPLIT, "mmproj": "qwen3vl", "cache_ram": 16}),
     "images, recurrent": ("qwen3next", {**SPLIT, "mmproj": "gemma3", "cache_ram": 16}),
 }  # fmt: skip

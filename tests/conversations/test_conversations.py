@@ -14,7 +14,16 @@ from tests.conversations.setups import Models
 from tests.forked import Programs
 from tests.serve.conftest import Server
 
-EXAMPLES = {"engine": 7, "engine-4": 5, "llama": 8, "llama-4": 5, "serve": 4, "serve-4": 3}
+EXAMPLES = {
+    "engine": 7,
+    "engine-4": 5,
+    "llama": 8,
+    "llama-4": 5,
+    "serve": 4,
+    "serve-4": 3,
+    "loop": 5,
+    "loop-4": 3,
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,33 @@ def test_steps_larger_than_a_batch_are_refused(tmp_path: Path) -> None:
     options = {**EXACT, "device": "cpu", "parallel": 1, **options, "batch": 64, "ubatch": 5}
     with pytest.raises(InputError, match="--ubatch must be more than 5"):
         Engine(EngineConfig(target=path, **options), serves=LoopOptions("states"))
+
+
+def test_a_window_that_comes_back_has_all_of_its_tokens(tmp_path: Path) -> None:
+    """With checkpoints, the last prompt went back to one that was made behind another one."""
+    path = tmp_path / "window.gguf"
+    write_model(path, "gpt-oss", replace(FAMILIES["gpt-oss"].default, n_swa=16))
+    options = {**EXACT, "device": "cpu", "parallel": 1, "ctx": 256, "swa_full": True, "sampling": GREEDY}
+    text, other = "o8*<GmJ(?Yme~1s%U:3^=U8.gI`_yH4", ",,kOXYc.N.FxT&S,gz}[rC-PJ^~:q-Aj"
+    with Engine(EngineConfig(target=path, **options), serves=LoopOptions("window")) as engine:
+        completion(engine, text, 2)
+        completion(engine, other[::-1], 2)
+        begun = text[:29] + completion(engine, text[:29], 12)
+        completion(engine, other, 1)
+        said = probabilities(engine, begun[:38] + "urm")
+    with Engine(EngineConfig(target=path, **options), serves=LoopOptions("window")) as engine:
+        assert said == pytest.approx(probabilities(engine, begun[:38] + "urm"), abs=1e-4)
+
+
+def probabilities(engine: Engine, prompt: str) -> list[float]:
+    """Return the log probabilities of the most probable tokens that follow a prompt."""
+    assert engine.loop is not None
+    body = {"prompt": prompt, "max_tokens": 5, "logprobs": 3}
+    answer = engine.loop.begin("v1/completions", json.dumps(body).encode())
+    answer.run()
+    places = json.loads(answer.body)["choices"][0]["logprobs"]["content"]
+    answer.close()
+    return [top["logprob"] for place in places for top in place["top_logprobs"]]
 
 
 @pytest.fixture(scope="module")
