@@ -41,9 +41,29 @@ bool start(pthread_t & thread, const pthread_attr_t & attributes, Work & work) {
     return started;
 }
 
+// Returns how many bytes of this thread's stack are left.
+size_t left() {
+    thread_local const char * const end = [] {
+        pthread_attr_t attributes;
+        void *         address = nullptr;
+        size_t         size    = 0;
+        if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
+            pthread_attr_getstack(&attributes, &address, &size);
+            pthread_attr_destroy(&attributes);
+        }
+        return static_cast<const char *>(address);
+    }();
+    const auto * const here = static_cast<const char *>(__builtin_frame_address(0));
+    return end != nullptr && here > end ? static_cast<size_t>(here - end) : 0;
+}
+
 } // namespace
 
 bool on_stack(size_t bytes, const std::function<void()> & call) {
+    if (left() >= bytes) {
+        call();
+        return true;
+    }
     constexpr size_t guard = 64 << 10; // beyond the stack's end
     const size_t     size  = (bytes + guard + 0xFFFF) & ~size_t(0xFFFF);
     void * const     stack =

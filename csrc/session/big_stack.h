@@ -8,8 +8,9 @@ namespace spac {
 
 constexpr size_t schema_stack = 256 << 20; // for what llama.cpp makes of a JSON schema
 
-// Calls a function on a thread whose stack has this size. The host gives memory only for what the function touches. An
-// exception of the function passes through. Returns false, and calls nothing, if there is no such stack.
+// Calls a function on a thread whose stack has this size, or on this one if so much of its stack is left. The host
+// gives memory only for what the function touches. An exception of the function passes through. Returns false, and
+// calls nothing, if there is no such stack.
 bool on_stack(size_t bytes, const std::function<void()> & call);
 
 } // namespace spac

@@ -6,8 +6,12 @@ Bodies, answers and streams pass unchanged. llama.cpp knows the forms of OpenAI,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import queue
+import threading
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
@@ -178,7 +182,7 @@ class LoopApp:
             if not answer.is_stream:
                 return await _send(send, answer.status, answer.body, fields)
             await send({"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM})
-            while (part := await run_in_threadpool(answer.next)) is not None:
+            async for part in _parts(answer):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return GONE if request.cancelled else answer.status
@@ -219,6 +223,49 @@ def _body_of(path: str, refusal: Refusal) -> dict[str, Any]:
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
     kind = ERRORS.get(refusal.status, kind)
     return {"error": {"code": refusal.status, "message": refusal.message, "type": kind}}
+
+
+_STACK_BYTES = (
+    320 << 20
+)  # address space; llama.cpp's handlers then need no thread for their recursions (big_stack.h)
+
+
+async def _parts(answer: _core.LoopResponse) -> AsyncIterator[bytes]:
+    """Yield a stream, all together that has come since the last part. A thread of its own reads it."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    came: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        item: bytes | BaseException | None
+        try:
+            while (item := answer.next()) is not None:
+                came.put(item)
+                if not ready.is_set():  # the event loop clears it before it looks
+                    loop.call_soon_threadsafe(ready.set)
+        except BaseException as error:
+            item = error
+        came.put(item)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(ready.set)
+
+    before = threading.stack_size(_STACK_BYTES)
+    threading.Thread(target=read, name="spac-stream", daemon=True).start()
+    threading.stack_size(before)
+    while True:
+        await ready.wait()
+        ready.clear()
+        parts: list[bytes] = []
+        while not came.empty():
+            item = came.get()
+            if not isinstance(item, bytes):
+                if parts:
+                    yield b"".join(parts)
+                if item is not None:
+                    raise item
+                return
+            parts.append(item)
+        if parts:
+            yield b"".join(parts)
 
 
 async def _send(send: Send, status: int, body: Any, fields: list[tuple[bytes, bytes]] | None = None) -> int:
