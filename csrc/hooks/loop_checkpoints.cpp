@@ -6,7 +6,8 @@
 // prompts that are longer.
 //
 // The server keeps a checkpoint that has one token more than a new prompt shares with the last one, and a later prompt
-// may go back to it. A state cannot lose that token. So a checkpoint of a state is noted as if it ended one place later.
+// may go back to it. A state cannot lose that token. So a checkpoint of a state is noted as if it ended one place
+// later.
 //
 // The linker's --wrap leads the server's notes here (csrc/CMakeLists.txt).
 #include "hooks/loop_hooks.h"

@@ -66,9 +66,7 @@ void LoopHooks::detach() {
     }
 }
 
-bool LoopHooks::has_window() const {
-    return llama_model_n_swa(llama_get_model(target_)) > 0 && !has_state();
-}
+bool LoopHooks::has_window() const { return llama_model_n_swa(llama_get_model(target_)) > 0 && !has_state(); }
 
 bool LoopHooks::has_state() const { return Context::has_recurrent_model(target_); }
 
