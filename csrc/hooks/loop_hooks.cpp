@@ -1,8 +1,8 @@
 #include "hooks/loop_hooks.h"
 
 #include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
+#include "backend/experts/experts.h"
 #include "core/error.h"
-#include "hooks/abort_scope.h"
 #include "server-common.h"
 #include "session/checkpoints.h"
 
@@ -143,7 +143,7 @@ bool LoopHooks::accept(int slot, int n) {
 
 int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
                       const std::set<llama_seq_id> & sequences, int n_asking) {
-    const AbortScope::Pause pause;
+    const AbortGuard::Pause pause;
     if (ctx != target_) {
         const auto start  = Clock::now();
         const int  status = run();

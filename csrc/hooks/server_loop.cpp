@@ -1,7 +1,7 @@
 #include "hooks/server_loop.h"
 
+#include "backend/experts/experts.h"
 #include "core/error.h"
-#include "hooks/abort_scope.h"
 #include "hooks/given_models.h"
 #include "hooks/loop_hooks.h"
 #include "hooks/request_adapters.h"
@@ -76,7 +76,7 @@ server_http_res_ptr fault(const char * message, error_type type) {
 // Calls a function on a stack for deep recursions. A failed assertion of llama.cpp throws.
 void deep(const std::function<void()> & call) {
     const auto guarded = [&] {
-        const AbortScope scope;
+        const AbortGuard guard;
         call();
     };
     if (!on_stack(schema_stack, guarded)) {
@@ -314,7 +314,7 @@ void ServerLoop::Impl::run() {
         loaded.set_exception(std::make_exception_ptr(InputError(std::string("llama.cpp's server: ") + error.what())));
     }
     if (is_well) {
-        const AbortScope scope;
+        const AbortGuard guard;
         context->start_loop();
     }
     {

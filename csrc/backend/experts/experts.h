@@ -278,8 +278,8 @@ class LoadScope : NotCopied {
 //
 // ggml ends the process when it meets a file or parameters that it cannot use (GGML_ABORT, GGML_ASSERT). While a guard
 // lives on a thread, an abort on this thread becomes an exception. llama.cpp's own handlers around loading a model and
-// making a context turn it into a failure that the caller sees. Use a guard for those calls only: ggml's state is not
-// made to be unwound while it computes.
+// making a context turn it into a failure that the caller sees, and so do those of its server around a request. Do not
+// guard a decode: ggml's state is not made to be unwound while it computes.
 class AbortGuard : NotCopied {
   public:
     AbortGuard();
@@ -287,6 +287,16 @@ class AbortGuard : NotCopied {
 
     // Returns true if a guard lives on this thread.
     static bool here();
+
+    // Suspends the guards of this thread.
+    class Pause : NotCopied {
+      public:
+        Pause();
+        ~Pause();
+
+      private:
+        int before_;
+    };
 };
 
 } // namespace spac

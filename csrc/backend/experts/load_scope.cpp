@@ -70,6 +70,10 @@ AbortGuard::~AbortGuard() { --guards; }
 
 bool AbortGuard::here() { return guards > 0; }
 
+AbortGuard::Pause::Pause() : before_(std::exchange(guards, 0)) {}
+
+AbortGuard::Pause::~Pause() { guards = before_; }
+
 } // namespace spac
 
 // The linker sends calls of mmap here (--wrap), and calls of the __real_ name to the system's function. llama.cpp reads
