@@ -160,7 +160,8 @@ def test_a_stream_is_kept_alive_while_nothing_is_sent(path, monkeypatch):
     response = client.post(path, json={**CHATS[path], "stream": True})
     ping = {"/v1/messages": 'event: ping\ndata: {"type": "ping"}\n\n'}.get(path, ": ping\n\n")
     assert response.text.startswith(ping)
-    assert events_of(response)[-1]["type"] in ("message_stop", "response.completed")
+    others = [event["type"] for event in events_of(response) if event["type"] != "ping"]  # one may be late
+    assert others[-1] in ("message_stop", "response.completed")
 
 
 def test_what_fails_after_a_ping_is_an_event_too(monkeypatch):
