@@ -1,4 +1,4 @@
-// What is loaded already, for code of llama.cpp that would load it itself.
+// Models, contexts, adapters and projectors that are loaded already, for code of llama.cpp that would load them.
 #pragma once
 
 #include "core/not_copied.h"

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "server-common.h"
 #include "session/checkpoints.h"
+#include "session/token_sampler.h"
 
 #include <algorithm>
 #include <atomic>
@@ -199,7 +200,8 @@ void LoopHooks::forget(const std::set<llama_seq_id> & sequences) {
     }
 }
 
-void LoopHooks::check(const llama_model * model, common_params_sampling & params) const {
+void LoopHooks::check(const llama_model * model, common_params_sampling & params) {
+    count_grammar(nullptr);
     if (!params.grammar.empty()) {
         check_grammar(llama_model_get_vocab(model), common_grammar_value(params.grammar),
                       params.grammar.type == COMMON_GRAMMAR_TYPE_USER);
@@ -213,13 +215,43 @@ void LoopHooks::check(const llama_model * model, common_params_sampling & params
     params.backend_sampling = false;
 }
 
-void LoopHooks::sampling(const common_sampler * sampler) {
-    const uint64_t work = grammars_->work();
-    if (sampler_ != nullptr) {
-        grammar_work_[sampler_].spend(work - work_, 1);
+// Counts the grammar's work since the last call for the sampler that was the last one. `next` is the next one, or null.
+void LoopHooks::count_grammar(const common_sampler * next) {
+    const uint64_t work  = grammars_->work();
+    const auto     found = samplers_.find(sampler_);
+    if (found != samplers_.end() && work > work_) {
+        found->second.budget.spend(work - work_, 1);
     }
-    sampler_ = sampler;
+    sampler_ = next;
     work_    = work;
+}
+
+void LoopHooks::add(const common_sampler * sampler, const common_params_sampling & params) {
+    samplers_[sampler] = {params.n_probs == 0 && is_greedy(sampler, params), {}};
+    work_              = grammars_->work(); // that of the check and of the beginning belongs to no token
+}
+
+void LoopHooks::copy(const common_sampler * sampler, const common_sampler * copied) {
+    count_grammar(nullptr);
+    const auto found = samplers_.find(sampler);
+    if (found != samplers_.end()) {
+        samplers_[copied] = found->second;
+    }
+}
+
+void LoopHooks::remove(const common_sampler * sampler) {
+    count_grammar(nullptr);
+    samplers_.erase(sampler);
+}
+
+bool LoopHooks::sampling(const llama_context * ctx, const common_sampler * sampler) {
+    count_grammar(sampler);
+    const auto found = samplers_.find(sampler);
+    if (found == samplers_.end()) {
+        return false;
+    }
+    found->second.budget.check();
+    return ctx == target_ && found->second.is_greedy;
 }
 
 // Runs a decode of the windows of slots that generate.
@@ -383,14 +415,32 @@ common_sampler *
 __wrap__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const llama_model *      model,
                                                                        common_params_sampling & params) {
     auto * const hooks = LoopHooks::current();
-    if (hooks != nullptr) {
-        hooks->check(model, params);
+    if (hooks == nullptr) {
+        return __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
     }
+    hooks->check(model, params);
     auto * const sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
-    if (hooks != nullptr) {
-        hooks->add(sampler);
-    }
+    hooks->add(sampler, params);
     return sampler;
+}
+
+common_sampler * __real__Z20common_sampler_cloneP14common_sampler(common_sampler * sampler);
+
+common_sampler * __wrap__Z20common_sampler_cloneP14common_sampler(common_sampler * sampler) {
+    auto * const copied = __real__Z20common_sampler_cloneP14common_sampler(sampler);
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->copy(sampler, copied);
+    }
+    return copied;
+}
+
+void __real__Z19common_sampler_freeP14common_sampler(common_sampler * sampler);
+
+void __wrap__Z19common_sampler_freeP14common_sampler(common_sampler * sampler) {
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->remove(sampler);
+    }
+    __real__Z19common_sampler_freeP14common_sampler(sampler);
 }
 
 llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
@@ -400,14 +450,18 @@ llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(
 llama_token __wrap__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
                                                                                 llama_context * ctx, int row,
                                                                                 bool first) {
+    const auto run = [&] {
+        return __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx, row, first);
+    };
     auto * const hooks = LoopHooks::current();
-    if (hooks != nullptr) {
-        hooks->sampling(sampler);
+    if (hooks == nullptr) {
+        return run();
     }
-    const auto token = __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx, row, first);
-    if (hooks != nullptr) {
-        hooks->sampled(ctx, {token}, 0, row);
+    llama_token token = hooks->sampling(ctx, sampler) ? spac::greedy_token(ctx, row) : -1;
+    if (token < 0) {
+        token = run();
     }
+    hooks->sampled(ctx, {token}, 0, row);
     return token;
 }
 
@@ -418,15 +472,27 @@ llama_tokens __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13ll
 llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
     common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
     bool first) {
+    const auto run = [&] {
+        return __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
+            sampler, ctx, rows, draft, first);
+    };
     auto * const hooks = LoopHooks::current();
-    if (hooks != nullptr) {
-        hooks->sampling(sampler);
+    if (hooks == nullptr) {
+        return run();
     }
-    auto tokens = __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
-        sampler, ctx, rows, draft, first);
-    if (hooks != nullptr) {
-        hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[tokens.size() - 1]);
+    llama_tokens tokens;
+    if (hooks->sampling(ctx, sampler)) {
+        const auto * const vocab = llama_model_get_vocab(llama_get_model(ctx));
+        tokens                   = spac::sample_draft(sampler, vocab, draft, [&](size_t i) {
+            const llama_token token = spac::greedy_token(ctx, rows[i]);
+            return token >= 0 ? token
+                                                : __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx,
+                                                                                                                      rows[i], first);
+        });
+    } else {
+        tokens = run();
     }
+    hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[tokens.size() - 1]);
     return tokens;
 }
 }

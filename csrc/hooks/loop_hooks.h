@@ -61,41 +61,50 @@ class LoopHooks : NotCopied {
     void stop() noexcept { interrupt_.cancel(); }
 
     // Checks what a request asks of its sampler. Throws InputError for a grammar that llama.cpp does not survive.
-    void check(const llama_model * model, common_params_sampling & params) const;
-    // Notes a new sampler.
-    void add(const common_sampler * sampler) { grammar_work_.erase(sampler); }
-    // Called before a slot samples. Throws InputError if its grammar has taken too long.
-    void sampling(const common_sampler * sampler);
+    void check(const llama_model * model, common_params_sampling & params);
+    // Notes a new sampler, after its check, its copy, and its end.
+    void add(const common_sampler * sampler, const common_params_sampling & params);
+    void copy(const common_sampler * sampler, const common_sampler * copied);
+    void remove(const common_sampler * sampler);
+    // Called before a slot samples. Returns true if the token with the largest logit is all that is asked. Throws
+    // InputError if the grammar of this slot has taken too long.
+    bool sampling(const llama_context * ctx, const common_sampler * sampler);
     // Counts tokens that a slot sampled. `n_drafted` of the verified ones were drafts, and the last token was chosen
     // by the logits of the batch's token `row`.
     void sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted, int row);
 
   private:
+    struct Sampler {
+        bool          is_greedy = false; // true: nobody looks at the candidates either
+        GrammarBudget budget;
+    };
+
     int  verify(const std::function<int()> & run, int n_tokens);
     int  evaluate(const std::function<int()> & run, int n_tokens, int n_outputs);
     void end_step();
     bool is_finite(int n_outputs) const;
     void forget(const std::set<llama_seq_id> & sequences);
+    void count_grammar(const common_sampler * next);
 
-    llama_context *                                 target_;
-    std::shared_ptr<Experts>                        experts_;
-    std::shared_ptr<Trace>                          trace_;
-    int                                             n_slots_;
-    ExpertDemand                                    demand_;
-    PromptGraph                                     graph_;
-    std::unique_ptr<ParallelDrafts>                 drafts_; // null: llama.cpp's loop drafts
-    Listeners                                       listeners_;
-    LoopListeners                                   more_;
-    bool                                            is_drafting_ = false; // true: drafts_ calls llama.cpp's functions
-    ParallelStep                                    step_;                // the one whose tokens are being sampled
-    int                                             n_awaited_ = 0;       // slots of the step that have not sampled yet
-    Clock::time_point                               start_;               // of the step
-    int64_t                                         draft_ns_ = 0;        // time of drafting since the last step
-    Interrupt                                       interrupt_;
-    std::optional<GrammarScope>                     grammars_; // of the loop's thread
-    std::map<const common_sampler *, GrammarBudget> grammar_work_;
-    const common_sampler *                          sampler_ = nullptr; // the one that has sampled last
-    uint64_t                                        work_    = 0;       // of grammars before that
+    llama_context *                           target_;
+    std::shared_ptr<Experts>                  experts_;
+    std::shared_ptr<Trace>                    trace_;
+    int                                       n_slots_;
+    ExpertDemand                              demand_;
+    PromptGraph                               graph_;
+    std::unique_ptr<ParallelDrafts>           drafts_; // null: llama.cpp's loop drafts
+    Listeners                                 listeners_;
+    LoopListeners                             more_;
+    bool                                      is_drafting_ = false; // true: drafts_ calls llama.cpp's functions
+    ParallelStep                              step_;                // the one whose tokens are being sampled
+    int                                       n_awaited_ = 0;       // slots of the step that have not sampled yet
+    Clock::time_point                         start_;               // of the step
+    int64_t                                   draft_ns_ = 0;        // time of drafting since the last step
+    Interrupt                                 interrupt_;
+    std::optional<GrammarScope>               grammars_; // of the loop's thread
+    std::map<const common_sampler *, Sampler> samplers_;
+    const common_sampler *                    sampler_ = nullptr; // the one that has sampled last
+    uint64_t                                  work_    = 0;       // of grammars before that
 };
 
 } // namespace spac

@@ -132,7 +132,7 @@ class Response : public LoopResponse {
             return;
         }
         try {
-            // What llama.cpp makes of schemas, templates and answers may recurse as deep as these are long.
+            // llama.cpp's work on schemas, templates and answers may recurse as deep as these are long.
             deep([&] { response_ = handler_(request_); });
             if (request_.path == "/set-lora-adapters" && response_->status == 200) {
                 set_adapter_scales(request_.body);

@@ -217,27 +217,30 @@ class Race {
         Worker     worker(types_[i], inputs_[i], memory);
         const auto start = Clock::now();
         for (int round = 0; round <= min_rounds || (round <= max_rounds && seconds_since(start) < seconds_); round++) {
-            for (const bool several : {false, true}) {
-                std::vector<double> took = run_round(worker, types_[i], several ? 2 : 1);
-                if (several) {
-                    const std::vector<double> more = run_round(worker, types_[i], trial_inputs);
-                    std::transform(took.begin(), took.end(), more.begin(), took.begin(), std::plus<>());
-                }
-                const std::lock_guard lock(mutex_);
-                Rounds &              noted = several ? rounds_[i].second : rounds_[i].first;
-                for (size_t way = 0; round > 0 && way < took.size(); way++) {
-                    if (way == 0) {
-                        noted.seconds.push_back(took[0]);
-                    } else if (took[way] > 0) {
-                        noted.ratios[way].push_back(took[way] / took[0]);
-                    }
-                }
+            const std::vector<double> one     = run_round(worker, types_[i], 1);
+            std::vector<double>       several = run_round(worker, types_[i], 2);
+            const std::vector<double> more    = run_round(worker, types_[i], trial_inputs);
+            std::transform(several.begin(), several.end(), more.begin(), several.begin(), std::plus<>());
+            if (round > 0) {
+                note(rounds_[i].first, one);
+                note(rounds_[i].second, several);
             }
         }
     }
 
-    // Returns the seconds of each way, and those of ggml's dense kernels; 0 where there is none.
-    static std::vector<double> run_round(Worker & worker, ggml_type type, int n) {
+    void note(Rounds & rounds, const std::vector<double> & took) {
+        const std::lock_guard lock(mutex_);
+        rounds.seconds.push_back(took[0]);
+        for (size_t way = 1; way < took.size(); way++) {
+            if (took[way] > 0) {
+                rounds.ratios[way].push_back(took[way] / took[0]);
+            }
+        }
+    }
+
+    // Returns the seconds of each way, and those of ggml's dense kernels; 0 where there is none. It is not inlined,
+    // because gcc 12 for -march=rocketlake let a call for one row run another call's code.
+    [[gnu::noinline]] static std::vector<double> run_round(Worker & worker, ggml_type type, int n) {
         const Kernel &      kernel = trusted_kernel(type);
         std::vector<double> took(n_ways + 1);
         took[0] = worker.run([&](const Rows & rows) { multiply_by_pairs(rows, type); }, n);

@@ -39,11 +39,13 @@ class GrammarScope : NotCopied {
     uint64_t before_;
 };
 
-// What the grammar of one text may cost: 10 s, and 20 ms for each token beside.
+// A bound on the cost of one text's grammar: 10 s, and 20 ms for each token beside.
 class GrammarBudget {
   public:
-    // Takes the work for some tokens from it. Throws InputError if nothing is left.
+    // Takes the work for some tokens from it.
     void spend(uint64_t work, size_t n_tokens);
+    // Throws InputError if nothing is left.
+    void check() const;
 
   private:
     uint64_t work_ = 0; // in nanoseconds

@@ -74,8 +74,12 @@ GrammarScope::~GrammarScope() { --n_scopes; }
 uint64_t GrammarScope::work() const { return all_work - before_; }
 
 void GrammarBudget::spend(uint64_t work, size_t n_tokens) {
-    constexpr uint64_t once = 10'000'000'000, each = 20'000'000;
+    constexpr uint64_t each = 20'000'000;
     work_ += work - std::min(work + work_, each * n_tokens);
+}
+
+void GrammarBudget::check() const {
+    constexpr uint64_t once = 10'000'000'000;
     if (work_ > once) {
         throw InputError("the grammar takes too long for this text: it has too many alternatives at each place");
     }

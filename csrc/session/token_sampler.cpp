@@ -159,7 +159,7 @@ std::exception_ptr sampler_fault() {
 
 TokenSampler::TokenSampler(const SamplingConfig & config, const llama_model * model, int n_ctx)
     : model_(model), n_ctx_(n_ctx), params_(sampling_params(config, model, n_ctx)),
-      mirostat_penalizes_(config.mirostat_penalizes), sampler_(make()), greedy_(is_greedy()) {}
+      mirostat_penalizes_(config.mirostat_penalizes), sampler_(make()), greedy_(is_greedy(sampler_.get(), params_)) {}
 
 // Returns a sampler at its start. common's chain for Mirostat has no penalties.
 common_sampler_ptr TokenSampler::make() const {
@@ -189,7 +189,7 @@ void TokenSampler::set(const SamplingConfig & config) {
 void TokenSampler::begin(const int32_t * prompt, size_t n_tokens) {
     // A sampler cannot be reset as a whole: its grammar would stay where it is.
     sampler_        = make();
-    greedy_         = is_greedy();
+    greedy_         = is_greedy(sampler_.get(), params_);
     grammar_budget_ = {};
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!is_placeholder(prompt[i])) {
@@ -198,22 +198,20 @@ void TokenSampler::begin(const int32_t * prompt, size_t n_tokens) {
     }
 }
 
-// Returns true if the sampler can choose nothing but the largest logit: one candidate is left, and no member of the
-// chain changes the order of the logits or drops the largest one.
-bool TokenSampler::is_greedy() const {
+bool is_greedy(const common_sampler * sampler, const common_params_sampling & params) {
     // Members that leave everything as it is have names with "?" in front.
     constexpr std::array<std::string_view, 4> keeps_the_largest = {"top-n-sigma", "top-p", "min-p", "dist"};
-    if (!common_grammar_value(params_.grammar).empty() || !params_.reasoning_budget_start.empty()) {
+    if (!common_grammar_value(params.grammar).empty() || !params.reasoning_budget_start.empty()) {
         return false;
     }
-    auto * const chain    = common_sampler_get(sampler_.get());
+    auto * const chain    = common_sampler_get(sampler);
     bool         one_left = false;
     for (int i = 0; i < llama_sampler_chain_n(chain); ++i) {
         const std::string_view name = llama_sampler_name(llama_sampler_chain_get(chain, i));
         if (name == "top-k") {
-            one_left = one_left || params_.top_k == 1;
+            one_left = one_left || params.top_k == 1;
         } else if (name == "temp-ext") {
-            one_left = one_left || (params_.temp <= 0 && params_.dynatemp_range <= 0);
+            one_left = one_left || (params.temp <= 0 && params.dynatemp_range <= 0);
         } else if (name.front() != '?' &&
                    std::find(keeps_the_largest.begin(), keeps_the_largest.end(), name) == keeps_the_largest.end()) {
             return false;
@@ -222,34 +220,35 @@ bool TokenSampler::is_greedy() const {
     return one_left;
 }
 
-// Returns the token for a row of logits. The chain would copy and sort all logits, which takes longer than a small
-// model's attention. It decides between logits that are equally large.
-llama_token TokenSampler::choose(llama_context * ctx, int row) {
-    if (greedy_) {
-        const float * const logits = llama_get_logits_ith(ctx, row);
-        const int           n      = llama_vocab_n_tokens(llama_model_get_vocab(model_));
-        const llama_token   token  = logits != nullptr ? only_largest(logits, n) : -1;
-        if (token >= 0) {
-            return token;
-        }
-    }
-    return common_sampler_sample(sampler_.get(), ctx, row);
+llama_token greedy_token(llama_context * ctx, int row) {
+    const float * const logits = llama_get_logits_ith(ctx, row);
+    return logits != nullptr ? only_largest(logits, llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))))
+                             : -1;
 }
 
-llama_tokens TokenSampler::sample(llama_context * ctx, const llama_tokens & draft, int first_row) {
-    const auto * const vocab = llama_model_get_vocab(model_);
-    const GrammarScope scope;
-    llama_tokens       tokens;
+llama_tokens sample_draft(common_sampler * sampler, const llama_vocab * vocab, const llama_tokens & draft,
+                          const std::function<llama_token(size_t i)> & choose) {
+    llama_tokens tokens;
     for (size_t i = 0; i <= draft.size(); ++i) {
-        const llama_token token = choose(ctx, first_row + static_cast<int>(i));
-        common_sampler_accept(sampler_.get(), token, true);
+        const llama_token token = choose(i);
+        common_sampler_accept(sampler, token, true);
         tokens.push_back(token);
-        // Nothing follows an end inside of the draft, as in common_sampler_sample_and_accept_n.
         if (i == draft.size() || draft[i] != token || (i + 1 < draft.size() && llama_vocab_is_eog(vocab, token))) {
             break;
         }
     }
+    return tokens;
+}
+
+llama_tokens TokenSampler::sample(llama_context * ctx, const llama_tokens & draft, int first_row) {
+    const GrammarScope scope;
+    const auto         tokens = sample_draft(sampler_.get(), llama_model_get_vocab(model_), draft, [&](size_t i) {
+        const int         row   = first_row + static_cast<int>(i);
+        const llama_token token = greedy_ ? greedy_token(ctx, row) : -1;
+        return token >= 0 ? token : common_sampler_sample(sampler_.get(), ctx, row);
+    });
     grammar_budget_.spend(scope.work(), tokens.size());
+    grammar_budget_.check();
     return tokens;
 }
 

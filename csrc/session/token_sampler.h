@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace spac {
 
@@ -28,8 +29,6 @@ class TokenSampler {
 
   private:
     common_sampler_ptr make() const;
-    bool               is_greedy() const;
-    llama_token        choose(llama_context * ctx, int row);
 
     const llama_model *    model_;
     int                    n_ctx_;
@@ -46,6 +45,20 @@ common_params_sampling sampling_params(const SamplingConfig & config, const llam
 
 // Returns a sampler at its start (seeded, grammar at its root). Throws InputError if the grammar cannot be parsed.
 common_sampler_ptr make_sampler(const llama_model * model, common_params_sampling params);
+
+// Returns true if the sampler can choose nothing but the largest logit: one candidate is left, and no member of the
+// chain changes the order of the logits or drops the largest one. `params` are those of its making.
+bool is_greedy(const common_sampler * sampler, const common_params_sampling & params);
+
+// Returns the token with the largest logit of a row, or -1 if the row has none that is larger than all others. The
+// sampler's chain, which decides between these, would copy and sort all logits for it. That takes longer than a small
+// model's attention.
+llama_token greedy_token(llama_context * ctx, int row);
+
+// Samples tokens for a draft and one more, up to the first that differs from the draft. `choose` returns the token of
+// the i-th place. Nothing follows an end inside of the draft, as in common_sampler_sample_and_accept_n.
+llama_tokens sample_draft(common_sampler * sampler, const llama_vocab * vocab, const llama_tokens & draft,
+                          const std::function<llama_token(size_t i)> & choose);
 
 // Returns the error for the exception that a sampler has thrown. Call it where that is caught.
 std::exception_ptr sampler_fault();

@@ -14,9 +14,9 @@ from tools.models import FAMILIES, write_model, write_projector
 
 ONE_ALONE = ("images", "images, recurrent")
 """Setups that need the context for one generation at a time."""
-NOT_IN_THE_LOOP = (*ONE_ALONE, "window", "window, bare", "window, draft", "recurrent, draft")
+NOT_IN_THE_LOOP = (*ONE_ALONE, "window", "window, bare", "window, draft")
 """Setups that llama.cpp's loop does not have."""
-IN_THE_LOOP = ("recurrent, ngrams",)
+IN_THE_LOOP = ("recurrent, ngrams", "recurrent, undone draft")
 """Setups that llama.cpp's loop alone has: it copies the state back where the model cannot undo a draft."""
 CONTEXT = 256
 """The tokens of a context, for each generation at once."""
@@ -42,6 +42,7 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent, bare": ("qwen3next", {**SPLIT, **BARE}),
     "recurrent, few checkpoints": ("lfm2moe", {**SPLIT, "ctx_checkpoints": 2}),
     "recurrent, draft": ("qwen35moe", {**SPLIT, **OTHER, "cache_ram": 16}),
+    "recurrent, undone draft": ("qwen3next", {**SPLIT, **OTHER, "cache_ram": 0}),
     "recurrent, ngrams": ("lfm2moe", {**SPLIT, **NGRAMS, "cache_ram": 16}),
     "window": ("gpt-oss", {**SPLIT, "cache_ram": 16}),
     "window, bare": ("gpt-oss", {**SPLIT, **BARE}),

@@ -23,7 +23,8 @@ FIELDS = ("tokens", "text_offset", "token_logprobs", "top_logprobs")
 
 
 def demo(**options: Any) -> Llama:
-    return Llama(str(TARGET), chat_format="chatml", **{**SMALL, **options})
+    """Return the target without flash attention, whose rounding depends on the batch on some CPUs."""
+    return Llama(str(TARGET), chat_format="chatml", flash_attn="off", **{**SMALL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +59,6 @@ def llm(request: pytest.FixtureRequest, drafting: Llama) -> Iterator[Llama]:
         yield llm
 
 
-LOOSE = 3e-2
-"""With a draft, one alternative differs by 0.016 on Zen 3, with each device and with llama.cpp's own kernels.
-
-Attention without `flash_attn` moves each of these by up to 0.02 there.
-"""
-
-
 def choice_of(llm: Llama, prompt: str = PROMPT, **asked: Any) -> dict[str, Any]:
     return dict(llm.create_completion(prompt, **{**ASKED, **asked})["choices"][0])
 
@@ -85,10 +79,10 @@ def test_they_are_those_of_all_logits(llm: Llama, reference: Llama) -> None:
     assert got["tokens"] == right["tokens"]
     assert len(got["tokens"]) == 16
     assert got["text_offset"] == right["text_offset"]
-    np.testing.assert_allclose(got["token_logprobs"], right["token_logprobs"], atol=LOOSE)
+    np.testing.assert_allclose(got["token_logprobs"], right["token_logprobs"], atol=1e-3)
     for ours, theirs in zip(got["top_logprobs"], right["top_logprobs"], strict=True):
         assert list(ours) == list(theirs)
-        np.testing.assert_allclose(list(ours.values()), [float(x) for x in theirs.values()], atol=LOOSE)
+        np.testing.assert_allclose(list(ours.values()), [float(x) for x in theirs.values()], atol=1e-3)
     json.dumps(got)
 
 

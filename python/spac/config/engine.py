@@ -55,7 +55,7 @@ DEFAULT_LOOKAHEAD = 3
 Nearer layers are predicted better, but their experts arrive too late (bench/README.md).
 """
 LOOPS = ("own", "llama.cpp")
-"""What generates: spac's own loop, or that of llama.cpp's server."""
+"""The loops that may generate: spac's own, and that of llama.cpp's server."""
 MISS_WORDS = ("cpu", "load")
 """The values of `miss`."""
 STATE_WORDS = ("auto", "off")

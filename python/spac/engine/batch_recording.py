@@ -13,7 +13,7 @@ from spac.stats import Meter, device_counts
 from spac.stats.recording import Recorder
 
 StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float], object]
-"""What `StepMeter.observe` takes."""
+"""The type of the argument of `StepMeter.observe`."""
 
 
 class StepMeter:

@@ -150,11 +150,6 @@ def _check_steps(config: EngineConfig, pair: ModelPair) -> None:
             f"a step has up to {n} tokens, and a batch {context.batch_tokens}: give a smaller --parallel or "
             "--draft-max, or a larger --batch and --ubatch"
         )
-    if pair.target.is_recurrent and "draft-simple" in config.draft_types:
-        raise InputError(
-            "llama.cpp's loop does not draft with a draft model yet for a model that keeps a state: leave it "
-            "out, or draft with --draft-type ngram-simple"
-        )
     if pair.target.is_recurrent and config.draft_types and context.graph_tokens <= window:
         raise InputError(f"--ubatch must be more than {window} for this model's drafts of {window - 1}")
 

@@ -510,8 +510,10 @@ class ModelPair:
         self.pool = self._new_pool()
         if self.pool is not None:
             self._closing.callback(self.pool.close)  # runs after the contexts are closed
+        # llama.cpp's server then copies the state back: the memory forgets which batch a version of a state is of.
+        n_rs_seq = config.longest_draft if types and not config.is_served else 0
         self.target_context = self._context(
-            self.target, n_ctx=size, n_rs_seq=config.longest_draft if types else 0, **self._target_rows,
+            self.target, n_ctx=size, n_rs_seq=n_rs_seq, **self._target_rows,
             **sequence_values(config, self.n_sequences), **self._whole_graphs,
         )  # fmt: skip
         apply_adapters(self.target, self.target_context)

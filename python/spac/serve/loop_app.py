@@ -225,9 +225,7 @@ def _body_of(path: str, refusal: Refusal) -> dict[str, Any]:
     return {"error": {"code": refusal.status, "message": refusal.message, "type": kind}}
 
 
-_STACK_BYTES = (
-    320 << 20
-)  # address space; llama.cpp's handlers then need no thread for their recursions (big_stack.h)
+_STACK_BYTES = 320 << 20  # address space for the handlers' recursions (csrc/session/big_stack.h)
 
 
 async def _parts(answer: _core.LoopResponse) -> AsyncIterator[bytes]:
@@ -248,9 +246,15 @@ async def _parts(answer: _core.LoopResponse) -> AsyncIterator[bytes]:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(ready.set)
 
+    thread = threading.Thread(target=read, name="spac-stream", daemon=True)
     before = threading.stack_size(_STACK_BYTES)
-    threading.Thread(target=read, name="spac-stream", daemon=True).start()
-    threading.stack_size(before)
+    try:
+        thread.start()
+    except RuntimeError:  # no address space for it: each part then asks for a stack of its own
+        threading.stack_size(before)
+        thread.start()
+    finally:
+        threading.stack_size(before)
     while True:
         await ready.wait()
         ready.clear()
