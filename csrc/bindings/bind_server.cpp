@@ -61,7 +61,15 @@ class PyServerLoop {
         if (loop_ == nullptr) {
             throw spac::InputError("the server is closed");
         }
-        loop_->set_listeners(spac::bindings::listeners(callbacks_), loop_listeners());
+        loop_->set_listeners(spac::bindings::listeners(callbacks_, keeps_draft_routes_), loop_listeners());
+    }
+
+    void keep_draft_routes(bool keeps) {
+        if (loop_ == nullptr) {
+            throw spac::InputError("the server is closed");
+        }
+        loop_->set_listeners(spac::bindings::listeners(callbacks_, keeps), loop_listeners());
+        keeps_draft_routes_ = keeps;
     }
 
     void close() {
@@ -94,6 +102,7 @@ class PyServerLoop {
 
     py::object                  owner_;
     spac::bindings::Callbacks   callbacks_;
+    bool                        keeps_draft_routes_ = false;
     std::unique_ptr<ServerLoop> loop_;
 };
 
@@ -113,8 +122,8 @@ void bind_server(py::module_ & m) {
     py::class_<PyServerLoop>(m, "ServerLoop", "llama.cpp's server_context on models that are loaded.")
         .def(py::init([](const std::string & path, const std::string & name, const py::object & target_ctx,
                          const py::object & draft_ctx, std::shared_ptr<spac::Experts> experts,
-                         std::shared_ptr<spac::Trace> trace, const py::object & owner,
-                         const std::string & chat_template, const std::string & slot_folder,
+                         std::shared_ptr<spac::Trace> trace, std::shared_ptr<spac::Experts> draft_experts,
+                         const py::object & owner, const std::string & chat_template, const std::string & slot_folder,
                          const std::string & projector_file, std::shared_ptr<spac::Projector> projector,
                          const std::vector<std::tuple<std::string, std::uintptr_t, float>> & adapters, bool reasons,
                          int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
@@ -134,24 +143,26 @@ void bind_server(py::module_ & m) {
                  for (const auto & [file, address, scale] : adapters) {
                      config.adapters.push_back({file, reinterpret_cast<void *>(address), scale});
                  }
-                 config.session.target_ctx = spac::bindings::context_pointer(target_ctx, "target_ctx");
-                 config.session.draft_ctx  = spac::bindings::context_pointer(draft_ctx, "draft_ctx");
-                 config.session.experts    = std::move(experts);
-                 config.session.trace      = std::move(trace);
+                 config.session.target_ctx    = spac::bindings::context_pointer(target_ctx, "target_ctx");
+                 config.session.draft_ctx     = spac::bindings::context_pointer(draft_ctx, "draft_ctx");
+                 config.session.experts       = std::move(experts);
+                 config.session.trace         = std::move(trace);
+                 config.session.draft_experts = std::move(draft_experts);
                  spac::bindings::apply_keywords(keywords, config.session);
                  return std::make_unique<PyServerLoop>(config, owner);
              }),
              py::arg("path"), py::arg("name"), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
-             py::arg("experts") = py::none(), py::kw_only(), py::arg("trace"), py::arg("owner") = py::none(),
-             py::arg("chat_template") = "", py::arg("slot_folder") = "", py::arg("projector_file") = "",
-             py::arg("projector") = py::none(), py::arg("adapters") = py::list(), py::arg("reasons") = true,
-             py::arg("reasoning_budget") = -1, py::arg("prefills") = true,
+             py::arg("experts") = py::none(), py::kw_only(), py::arg("trace"), py::arg("draft_experts") = py::none(),
+             py::arg("owner") = py::none(), py::arg("chat_template") = "", py::arg("slot_folder") = "",
+             py::arg("projector_file") = "", py::arg("projector") = py::none(), py::arg("adapters") = py::list(),
+             py::arg("reasons") = true, py::arg("reasoning_budget") = -1, py::arg("prefills") = true,
              py::arg("template_variables") = std::map<std::string, std::string>(), py::arg("is_verbose") = false)
         .def_static("media_marker", &ServerLoop::media_marker)
         .def_property_readonly_static("routes", [](const py::object &) { return ServerLoop::routes(); })
         .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),
              py::arg("params")  = std::map<std::string, std::string>(),
              py::arg("headers") = std::map<std::string, std::string>())
+        .def("keep_draft_routes", &PyServerLoop::keep_draft_routes, py::arg("keeps"))
         .def("on", &PyServerLoop::on, py::arg("event"), py::arg("callback"))
         .def("close", &PyServerLoop::close);
 }

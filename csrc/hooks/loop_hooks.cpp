@@ -75,6 +75,9 @@ void LoopHooks::set_listeners(const Listeners & listeners, LoopListeners more) {
     listeners_ = listeners;
     more_      = std::move(more);
     demand_.set_layer_listener(listeners.verify_layer);
+    if (drafts_ != nullptr) {
+        drafts_->keep_routes(listeners.draft_routes);
+    }
 }
 
 void LoopHooks::draft(common_speculative * spec, const std::function<void()> & run) {
@@ -114,7 +117,11 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
     } else {
         is_drafting_ = true;
         try {
-            drafts_->draft(requests);
+            drafts_->draft(requests, [&](llama_token token, int index) {
+                if (listeners_.draft_token) {
+                    listeners_.draft_token(token, index, drafts_->routes());
+                }
+            });
         } catch (...) {
             is_drafting_ = false;
             throw;
@@ -127,8 +134,13 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         all.insert(all.end(), each.draft->begin(), each.draft->end());
     }
     scope.span.count = static_cast<int32_t>(all.size());
+    end_draft(all);
+}
+
+void LoopHooks::end_draft(const llama_tokens & all) {
+    has_drafted_ = true;
     if (listeners_.draft_end) {
-        listeners_.draft_end(all, draft_ns_, nullptr);
+        listeners_.draft_end(all, draft_ns_, drafts_ != nullptr ? drafts_->routes() : nullptr);
     }
 }
 
@@ -145,6 +157,9 @@ bool LoopHooks::accept(int slot, int n) {
 int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
                       const std::set<llama_seq_id> & sequences, int n_asking) {
     const AbortGuard::Pause pause;
+    if (is_drafting_) {
+        return run(); // the draft's time is measured as a whole
+    }
     if (ctx != target_) {
         const auto start  = Clock::now();
         const int  status = run();
@@ -262,6 +277,13 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     if (draft_ns_ == 0) {
         start_ = start;
     }
+    if (!has_drafted_) {
+        if (drafts_ != nullptr) {
+            drafts_->pass();
+        }
+        end_draft({});
+    }
+    has_drafted_   = false;
     int status     = 0;
     step_.verified = true;
     demand_.count(

@@ -81,6 +81,7 @@ class LoopHooks : NotCopied {
 
     int  verify(const std::function<int()> & run, int n_tokens);
     int  evaluate(const std::function<int()> & run, int n_tokens, int n_outputs);
+    void end_draft(const llama_tokens & all);
     void end_step();
     bool is_finite(int n_outputs) const;
     void forget(const std::set<llama_seq_id> & sequences);
@@ -96,6 +97,7 @@ class LoopHooks : NotCopied {
     Listeners                                 listeners_;
     LoopListeners                             more_;
     bool                                      is_drafting_ = false; // true: drafts_ calls llama.cpp's functions
+    bool                                      has_drafted_ = false; // true: the draft of the next step has ended
     ParallelStep                              step_;                // the one whose tokens are being sampled
     int                                       n_awaited_ = 0;       // slots of the step that have not sampled yet
     Clock::time_point                         start_;               // of the step

@@ -186,7 +186,8 @@ class Response : public LoopResponse {
 
 // Returns true if spac's drafts take the place of the loop's.
 bool drafts_by_hook(const SessionConfig & session) {
-    return session.draft_ctx != nullptr && session.draft.types == std::vector<std::string>{"draft-simple"};
+    return (session.draft_ctx != nullptr && session.draft.types == std::vector<std::string>{"draft-simple"}) ||
+           drafts_itself(session.draft);
 }
 
 common_params params_of(const LoopConfig & config) {
@@ -265,16 +266,25 @@ struct ServerLoop::Impl {
         }
         if (drafts_by_hook(config.session)) {
             draft = {};
-            std::vector<Context *> targets;
             for (int i = 0; i < params.n_parallel; ++i) {
                 sequences.emplace_back(target.context, "target", static_cast<llama_seq_id>(i));
             }
-            for (auto & each : sequences) {
-                targets.push_back(&each);
-            }
-            hooks.set_drafts(std::make_unique<ParallelDrafts>(
-                config.session.draft, targets, static_cast<llama_context *>(config.session.draft_ctx), interrupt));
+            hooks.set_drafts(make_drafts(config.session));
         }
+    }
+
+    std::unique_ptr<ParallelDrafts> make_drafts(const SessionConfig & session) {
+        auto * const draft_ctx = static_cast<llama_context *>(session.draft_ctx);
+        if (sequences.size() == 1) {
+            auto experts = drafts_itself(session.draft) ? session.experts : session.draft_experts;
+            return std::make_unique<ParallelDrafts>(session.draft, sequences.front(), draft_ctx, std::move(experts),
+                                                    interrupt);
+        }
+        std::vector<Context *> targets;
+        for (auto & each : sequences) {
+            targets.push_back(&each);
+        }
+        return std::make_unique<ParallelDrafts>(session.draft, targets, draft_ctx, interrupt);
     }
 
     void run();

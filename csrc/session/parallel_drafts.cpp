@@ -44,6 +44,12 @@ ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Con
     interrupt_.attach(draft_ctx);
 }
 
+ParallelDrafts::ParallelDrafts(const DraftConfig & config, Context & target, llama_context * draft_ctx,
+                               std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
+    : config_(config), targets_{&target}, interrupt_(interrupt), is_told_(true) {
+    lookups_.push_back(std::make_unique<Speculator>(config, target, draft_ctx, std::move(draft_experts), interrupt));
+}
+
 ParallelDrafts::~ParallelDrafts() {
     spec_.reset(); // its end may still take samplers out of the draft context
     if (!drafts_.empty()) {
@@ -146,11 +152,29 @@ void ParallelDrafts::feed(const std::vector<Request> & requests) {
     }
 }
 
-void ParallelDrafts::draft(const std::vector<Request> & requests) {
+void ParallelDrafts::keep_routes(bool keeps) {
+    if (lookups_.size() == 1) {
+        lookups_.front()->keep_routes(keeps);
+    } else if (keeps) {
+        throw InputError("the draft's routes are those of one sequence");
+    }
+}
+
+void ParallelDrafts::pass() {
+    for (auto & each : lookups_) {
+        each->pass();
+    }
+}
+
+void ParallelDrafts::draft(const std::vector<Request> &                  requests,
+                           const std::function<void(llama_token, int)> & on_token) {
     if (!lookups_.empty()) {
         for (const auto & each : requests) {
             auto & lookup = *lookups_[each.index];
-            *each.draft   = lookup.draft(*each.tokens, each.last, std::min(each.n_max, lookup.n_max()), {});
+            if (is_told_) {
+                targets_[each.index]->adopt(*each.tokens);
+            }
+            *each.draft = lookup.draft(*each.tokens, each.last, std::min(each.n_max, lookup.n_max()), on_token);
         }
         return;
     }

@@ -1320,6 +1320,7 @@ class ServerLoop:
         experts: Experts | None = None,
         *,
         trace: Trace,
+        draft_experts: Experts | None = None,
         owner: object = None,
         chat_template: str = "",
         slot_folder: str = "",
@@ -1355,6 +1356,11 @@ class ServerLoop:
         Events are those of a Session, and `draft_length(n_slots, n_max)`, which returns a step's draft
         length, `step_end(step, seconds)`, and `enter()` and `leave()` around drafting, each decode and
         `verify_end`. `leave` must not raise.
+        """
+    def keep_draft_routes(self, keeps: bool) -> None:
+        """Pass the draft's routes with its events, or no longer, as a Session does.
+
+        Raise InputError with several slots, and as a Session does.
         """
     def close(self) -> None:
         """Close all answers, then end the loop. A second call does nothing."""

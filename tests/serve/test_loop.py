@@ -152,7 +152,6 @@ def test_bad_use_is_one_line() -> None:
         ({"deterministic": True}, "--deterministic"),
         ({"cont_batching": False}, "--no-cont-batching"),
         ({"rpc": "127.0.0.1:1", "parallel": 1}, "--rpc"),
-        ({"draft_type": "self", "parallel": 1}, "not draft with self"),
     ],
 )
 def test_what_the_loop_does_not_have_is_refused(options: dict, what: str) -> None:

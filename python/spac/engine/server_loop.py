@@ -53,8 +53,6 @@ def check_loop(config: EngineConfig) -> None:
     }  # fmt: skip
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise InputError(f"{refused[0]}: llama.cpp's loop does not have it yet, so leave it out, or the loop")
-    if config.drafts_itself:
-        raise InputError("llama.cpp's loop does not draft with self: choose another --draft-type")
 
 
 class _Hooks:
@@ -118,7 +116,7 @@ def open_loop(
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
-        trace=trace, owner=pair, chat_template=options.template, slot_folder=options.slot_folder,
+        trace=trace, draft_experts=pair.draft_experts, owner=pair, chat_template=options.template, slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
         prefills=options.prefills, is_verbose=options.is_verbose,

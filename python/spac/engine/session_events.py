@@ -104,8 +104,7 @@ class Events:
         scheduler = self.driver.scheduler if self.driver is not None else None
         wanted = scheduler.events if scheduler is not None else frozenset()
         counts = self.driver is not None or bool(self.after_step)
-        if not isinstance(session, _core.ServerLoop):
-            session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
+        session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
         self.end()
         # With `settled`, each plan is carried out before the next event.
         if scheduler is not None and scheduler.wants_draft_routes and self.settled is None:
