@@ -50,7 +50,7 @@ class PyServerLoop {
 
     // Sets the callback of one of a session's events, or of those of LoopListeners. None removes it.
     void on(const std::string & event, const py::object & callback) {
-        static const char * const own[] = {"draft_length", "step_end", "enter", "leave"};
+        static const char * const own[] = {"draft_length", "step_end"};
         if (std::find(std::begin(own), std::end(own), event) == std::end(own)) {
             spac::bindings::check_callback(event, callback);
         }
@@ -95,8 +95,10 @@ class PyServerLoop {
         spac::LoopListeners more;
         more.draft_length = calling<int, int, int>("draft_length");
         more.step_end     = calling<void, const spac::ParallelStep &, double>("step_end");
-        more.enter        = calling<void>("enter");
-        more.leave        = calling<void>("leave");
+        more.together     = [](const std::function<void()> & listeners) {
+            const py::gil_scoped_acquire acquire;
+            listeners();
+        };
         return more;
     }
 
@@ -119,12 +121,19 @@ void bind_server(py::module_ & m) {
         .def("next", &next_part)
         .def("cancel", &LoopResponse::cancel)
         .def("close", &LoopResponse::close, py::call_guard<py::gil_scoped_release>());
+    py::class_<spac::Gate, std::shared_ptr<spac::Gate>>(
+        m, "Gate", "A lock that a ServerLoop holds while it computes. Those who wait for it go first.")
+        .def(py::init<>())
+        .def_property_readonly("is_mine", &spac::Gate::is_mine)
+        .def("__enter__", &spac::Gate::work, py::call_guard<py::gil_scoped_release>())
+        .def("__exit__", [](spac::Gate & self, const py::args &) { self.leave(); });
     py::class_<PyServerLoop>(m, "ServerLoop", "llama.cpp's server_context on models that are loaded.")
         .def(py::init([](const std::string & path, const std::string & name, const py::object & target_ctx,
                          const py::object & draft_ctx, std::shared_ptr<spac::Experts> experts,
                          std::shared_ptr<spac::Trace> trace, std::shared_ptr<spac::Experts> draft_experts,
-                         const py::object & owner, const std::string & chat_template, const std::string & slot_folder,
-                         const std::string & projector_file, std::shared_ptr<spac::Projector> projector,
+                         std::shared_ptr<spac::Gate> gate, const py::object & owner, const std::string & chat_template,
+                         const std::string & slot_folder, const std::string & projector_file,
+                         std::shared_ptr<spac::Projector>                                    projector,
                          const std::vector<std::tuple<std::string, std::uintptr_t, float>> & adapters, bool reasons,
                          int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
                          bool is_verbose, const py::kwargs & keywords) {
@@ -146,6 +155,7 @@ void bind_server(py::module_ & m) {
                  config.session.target_ctx    = spac::bindings::context_pointer(target_ctx, "target_ctx");
                  config.session.draft_ctx     = spac::bindings::context_pointer(draft_ctx, "draft_ctx");
                  config.session.experts       = std::move(experts);
+                 config.gate                  = gate != nullptr ? std::move(gate) : config.gate;
                  config.session.trace         = std::move(trace);
                  config.session.draft_experts = std::move(draft_experts);
                  spac::bindings::apply_keywords(keywords, config.session);
@@ -153,10 +163,11 @@ void bind_server(py::module_ & m) {
              }),
              py::arg("path"), py::arg("name"), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
              py::arg("experts") = py::none(), py::kw_only(), py::arg("trace"), py::arg("draft_experts") = py::none(),
-             py::arg("owner") = py::none(), py::arg("chat_template") = "", py::arg("slot_folder") = "",
-             py::arg("projector_file") = "", py::arg("projector") = py::none(), py::arg("adapters") = py::list(),
-             py::arg("reasons") = true, py::arg("reasoning_budget") = -1, py::arg("prefills") = true,
-             py::arg("template_variables") = std::map<std::string, std::string>(), py::arg("is_verbose") = false)
+             py::arg("gate") = py::none(), py::arg("owner") = py::none(), py::arg("chat_template") = "",
+             py::arg("slot_folder") = "", py::arg("projector_file") = "", py::arg("projector") = py::none(),
+             py::arg("adapters") = py::list(), py::arg("reasons") = true, py::arg("reasoning_budget") = -1,
+             py::arg("prefills") = true, py::arg("template_variables") = std::map<std::string, std::string>(),
+             py::arg("is_verbose") = false)
         .def_static("media_marker", &ServerLoop::media_marker)
         .def_property_readonly_static("routes", [](const py::object &) { return ServerLoop::routes(); })
         .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),

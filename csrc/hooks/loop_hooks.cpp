@@ -20,24 +20,16 @@ thread_local LoopHooks * hooks = nullptr;
 std::atomic<bool>        overflowed{false}; // the last decode that failed
 constexpr auto           no_numbers = "the model's logits are no finite numbers";
 
-void call(const std::function<void()> & callback) {
-    if (callback) {
-        callback();
-    }
-}
-
 bool is_bad(float logit) { return std::isnan(logit) || logit == INFINITY; }
 
-// Work between `enter` and `leave`.
-class Region {
+// Work during which nobody changes the slots.
+class Region : NotCopied {
   public:
-    explicit Region(const LoopListeners & listeners) : listeners_(listeners) { call(listeners_.enter); }
-    ~Region() { call(listeners_.leave); }
-    Region(const Region &)             = delete;
-    Region & operator=(const Region &) = delete;
+    explicit Region(Gate & gate) : gate_(gate) { gate_.enter(); }
+    ~Region() { gate_.leave(); }
 
   private:
-    const LoopListeners & listeners_;
+    Gate & gate_;
 };
 
 } // namespace
@@ -45,9 +37,9 @@ class Region {
 LoopHooks * LoopHooks::current() { return hooks; }
 
 LoopHooks::LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace,
-                     int n_slots, int n_rows)
-    : target_(target), experts_(experts), trace_(std::move(trace)), n_slots_(n_slots), demand_(std::move(experts)),
-      graph_(target) {
+                     std::shared_ptr<Gate> gate, int n_slots, int n_rows)
+    : target_(target), experts_(experts), trace_(std::move(trace)), gate_(std::move(gate)), n_slots_(n_slots),
+      demand_(std::move(experts)), graph_(target) {
     demand_.set_step_tokens(n_rows);
 }
 
@@ -85,7 +77,7 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         run();
         return;
     }
-    const Region                                   region(more_);
+    const Region                                   region(*gate_);
     std::vector<ParallelDrafts::Request>           requests;
     std::vector<common_speculative_draft_params *> asked;
     for (int i = 0; i < n_slots_; ++i) {
@@ -166,7 +158,7 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         draft_ns_ += ns_since(start);
         return status;
     }
-    const Region region(more_);
+    const Region region(*gate_);
     int          status = 0;
     {
         const Interrupt::Call call(interrupt_);
@@ -348,21 +340,25 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
 }
 
 void LoopHooks::end_step() {
-    const Region region(more_);
-    if (!step_.verified) {
-        if (more_.step_end) {
-            more_.step_end(step_, static_cast<double>(step_.prefill_ns) / 1e9);
+    const Region region(*gate_);
+    int64_t      ns = step_.prefill_ns;
+    if (step_.verified) {
+        ns                    = ns_since(start_);
+        step_.batch.n_steps   = 1;
+        step_.batch.sample_ns = ns - step_.batch.verify_ns - step_.batch.draft_ns;
+    }
+    const auto listen = [&] {
+        if (step_.verified && listeners_.verify_end) {
+            listeners_.verify_end(step_.batch);
         }
-        return;
-    }
-    step_.batch.n_steps   = 1;
-    const auto seconds    = static_cast<double>(ns_since(start_)) / 1e9;
-    step_.batch.sample_ns = ns_since(start_) - step_.batch.verify_ns - step_.batch.draft_ns;
-    if (listeners_.verify_end) {
-        listeners_.verify_end(step_.batch);
-    }
-    if (more_.step_end) {
-        more_.step_end(step_, seconds);
+        if (more_.step_end) {
+            more_.step_end(step_, static_cast<double>(ns) / 1e9);
+        }
+    };
+    if (more_.together) {
+        more_.together(listen);
+    } else {
+        listen();
     }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/device/timer.h"
+#include "core/gate.h"
 #include "core/not_copied.h"
 #include "hooks/loop_listeners.h"
 #include "session/expert_demand.h"
@@ -28,9 +29,10 @@ class LoopHooks : NotCopied {
     // Returns the hooks of the loop that runs on this thread, or null.
     static LoopHooks * current();
 
-    // `n_slots` is the number of the loop's slots, and `n_rows` the largest number of tokens of a step.
-    LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace, int n_slots,
-              int n_rows);
+    // `gate` is held while the loop drafts, decodes the target and calls listeners. `n_slots` is the number of its
+    // slots, and `n_rows` the largest number of tokens of a step.
+    LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace,
+              std::shared_ptr<Gate> gate, int n_slots, int n_rows);
     ~LoopHooks();
 
     // Makes these hooks those of the thread that calls this, until they are destroyed there.
@@ -90,6 +92,7 @@ class LoopHooks : NotCopied {
     llama_context *                           target_;
     std::shared_ptr<Experts>                  experts_;
     std::shared_ptr<Trace>                    trace_;
+    std::shared_ptr<Gate>                     gate_;
     int                                       n_slots_;
     ExpertDemand                              demand_;
     PromptGraph                               graph_;

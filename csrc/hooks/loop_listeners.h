@@ -14,9 +14,8 @@ struct LoopListeners {
     // Called when a decode's tokens are sampled. Each slot that sampled is one of the step's sequences. A decode with
     // prompts is no verification, and its drafts do not count.
     std::function<void(const ParallelStep & step, double seconds)> step_end;
-    // Called before and after drafting, each decode of the target and each verify_end. What changes slots waits
-    // meanwhile. `leave` must not throw.
-    std::function<void()> enter, leave;
+    // Calls `listeners`, which are several others, so that the host language takes its lock once.
+    std::function<void(const std::function<void()> & listeners)> together;
 };
 
 } // namespace spac

@@ -4,6 +4,7 @@
 // Like session.h, this header names no llama.cpp type.
 #pragma once
 
+#include "core/gate.h"
 #include "core/not_copied.h"
 #include "hooks/loop_listeners.h"
 #include "session/session.h"
@@ -36,6 +37,7 @@ struct LoopConfig {
     std::map<std::string, std::string> template_variables; // JSON values by name
     bool is_verbose = false; // answers tell what became of their request, and the loop writes its log
     std::vector<LoopAdapter> adapters;
+    std::shared_ptr<Gate>    gate = std::make_shared<Gate>(); // held while the loop computes
 };
 
 struct LoopRequest {

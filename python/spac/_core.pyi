@@ -1306,6 +1306,18 @@ class LoopResponse:
     def close(self) -> None:
         """Cancel, wait for a call that runs, and free what the answer holds of the server."""
 
+class Gate:
+    """A lock that a ServerLoop holds while it drafts, decodes and calls `verify_end` and `step_end`.
+
+    Threads that wait for it go before the loop.
+    """
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+    @property
+    def is_mine(self) -> bool:
+        """True if this thread holds it."""
+
 class ServerLoop:
     """llama.cpp's server_context on loaded models: its slots, its speculative loop and its handlers."""
 
@@ -1321,6 +1333,7 @@ class ServerLoop:
         *,
         trace: Trace,
         draft_experts: Experts | None = None,
+        gate: Gate | None = None,
         owner: object = None,
         chat_template: str = "",
         slot_folder: str = "",
@@ -1354,8 +1367,7 @@ class ServerLoop:
         """Set the callback of an event, before the first request or between two; None removes it.
 
         Events are those of a Session, and `draft_length(n_slots, n_max)`, which returns a step's draft
-        length, `step_end(step, seconds)`, and `enter()` and `leave()` around drafting, each decode and
-        `verify_end`. `leave` must not raise.
+        length, and `step_end(step, seconds)`. The loop holds its gate meanwhile.
         """
     def keep_draft_routes(self, keeps: bool) -> None:
         """Pass the draft's routes with its events, or no longer, as a Session does.

@@ -260,7 +260,8 @@ def probabilities(engine: Engine, prompt: str) -> list[float]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("loop")
-    fixed = (*ONE_THREAD, "--loop", "llama.cpp", "--parallel", "2", "--ctx", "2048", "--queue", "1")
+    fixed = (*ONE_THREAD, "--loop", "llama.cpp", "--parallel", "2", "--ctx", "2048", "--queue", "1",
+             "--strict-model")  # fmt: skip
     server = Server(folder, "--slot-save-path", str(folder), fixed=fixed)
     yield server
     assert server.stop() == 0
@@ -285,6 +286,11 @@ def test_the_front_refuses(server: Server) -> None:
     assert server.ask("GET", "/v1/completions")[0] == 405
     status, body = server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": "many"})
     assert status == 400, body
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages"):
+        asked = {"model": "gpt-4", "prompt": "x", "messages": [], "max_tokens": 1}
+        status, body = server.ask("POST", path, asked)
+        assert status == 404, body
+        assert "the model 'gpt-4' is not served here: demo is" in json.loads(body)["error"]["message"]
 
 
 def test_refusals_have_the_form_of_llama_server(server: Server) -> None:

@@ -39,6 +39,7 @@ OPTIONS: dict[str, Any] = {
 PROMPTS = (
     "def fibonacci(n):\n", "class Stack:\n    def push(self, item):\n" * 4, "import os\n" * 9, "x = 1\n",
     "# A queue\nclass Queue:\n", "for i in range(9):\n    print(i)\n" * 2,
+    "import os\nimport sys\n", "while True:\n    pass\n" * 3,
 )  # fmt: skip
 N = 24
 STATES = ("qwen3next", "qwen35moe", "kimi-linear", "granitehybrid", "nemotron_h_moe", "lfm2moe")

@@ -1,4 +1,4 @@
-"""llama.cpp's loop with one place: schedulers that read one draft's routes, and drafts with the target itself."""
+"""llama.cpp's loop with one place: what reads one draft's routes, and drafts with the target itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(draft: Path | None, scheduler: str | Scheduler, **options: Any) -> EngineConfig:
-    return config(TARGET, draft, scheduler, **{"parallel": 1, "deterministic": False, "state": "off", **options})
+    return config(
+        TARGET, draft, scheduler, **{"parallel": 1, "deterministic": False, "state": "off", **options}
+    )
 
 
 def alone(begun: Sequence[int] = (), **options: Any) -> str:
@@ -62,7 +64,9 @@ def served(n: int = 1, **options: Any) -> tuple[str, list[int]]:
 
 @pytest.mark.parametrize("scheduler", ["none", "moe-speq", "sp-moe", "moe-spac"])
 def test_the_text_is_that_of_the_session(scheduler: str, draft: Path) -> None:
-    assert served(3, draft=draft, scheduler=scheduler)[0] == alone(draft=draft, scheduler="none", draft_length=0)
+    assert served(3, draft=draft, scheduler=scheduler)[0] == alone(
+        draft=draft, scheduler="none", draft_length=0
+    )
 
 
 @pytest.mark.parametrize("draft_type", ["draft-simple", "self"])

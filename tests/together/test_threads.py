@@ -39,8 +39,8 @@ def simulated_device() -> Iterator[Callable[..., None]]:
 
 
 def load(path: Path, draft: Path | None = None, **options: Any) -> Engine:
-    # On some CPUs, llama.cpp rounds a batch and its tokens one by one differently. So draft lengths are fixed,
-    # which otherwise depend on times.
+    # On some CPUs, llama.cpp rounds a batch and its tokens one by one differently. So draft lengths, which
+    # otherwise depend on times, are fixed.
     fixed = {"device": "simulated", "threads": 1, "ctx": 256, "slots": 0.4, "flash_attn": "off"}
     values: dict[str, Any] = {**fixed, **({"draft_length": 2} if draft else {}), **options}
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from spac import _core
 from spac.errors import InputError
 
 T = TypeVar("T")
@@ -128,3 +129,22 @@ class BetweenSteps:
                 future.set_result(work())
             except BaseException as error:  # It belongs to the thread that waits for the result.
                 future.set_exception(error)
+
+
+class BetweenDecodes(BetweenSteps):
+    """Runs work while llama.cpp's loop does not compute, on the threads that have it."""
+
+    def __init__(self, after: Callable[[], object] = lambda: None) -> None:
+        """Begin without a loop. `after` runs at the end of all work. A loop calls it after its steps."""
+        super().__init__(after)
+        self.gate = _core.Gate()
+        """The gate that the loop has to have."""
+
+    def _run(self, work: Callable[[], T]) -> T:
+        if self.gate.is_mine:
+            return work()
+        with self.gate:
+            try:
+                return work()
+            finally:
+                self._after()

@@ -18,7 +18,7 @@ from spac.costs.estimator import CostEstimator
 from spac.engine.batch import Batch, open_batch
 from spac.engine.batch_recording import BatchRecording, StepMeter
 from spac.engine.batched_sequence import BatchedGeneration
-from spac.engine.between_steps import BetweenSteps
+from spac.engine.between_steps import BetweenDecodes, BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
@@ -93,7 +93,7 @@ class Engine:
         self._expert_cache: ExpertCache | None = None
         self._lengths: DraftLengths | None = None
         self._single: SingleSession | None = None
-        self.between = BetweenSteps(self._after_call)
+        self.between = (BetweenSteps if serves is None else BetweenDecodes)(self._after_call)
         """The queue of work that runs between the calls of the session."""
         self.on_note: Callable[[str], object] = lambda _note: None
         """The function that receives notes which come while steps run, such as changes of the slots."""
@@ -558,9 +558,11 @@ class Engine:
         """Start llama.cpp's server. Raise InputError if it cannot do what the configuration asks for."""
         if self._pair.n_sequences > 1:
             self._check_several()
+        assert isinstance(self.between, BetweenDecodes)
         return open_loop(
-            self.config, options, self._pair, self.experts, self._trace, self.events, self.between,
-            lambda: self.governor, self._draft_lengths.of_several, self.graphs, steps, self._say,
+            self.config, options, self._pair, self.experts, self._trace, self.events, self.between.gate,
+            self._after_call, lambda: self.governor, self._draft_lengths.of_several, self.graphs, steps,
+            self._say,
         )  # fmt: skip
 
     def note_images(self) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine.batch_recording import StepMeter
-from spac.engine.between_steps import BetweenSteps
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.session_events import Events
@@ -56,17 +54,16 @@ def check_loop(config: EngineConfig) -> None:
 
 
 class _Hooks:
-    """The callbacks of a loop: the draft length, and work that must not run while it computes."""
+    """The callbacks of a loop: the draft length, and what comes after a step."""
 
     def __init__(
         self,
         governor: BatchGovernor,
-        between: BetweenSteps,
         steps: StepMeter,
+        after: Callable[[], object],
         say: Callable[[str], object],
     ) -> None:
-        self._governor, self._between, self._steps, self._say = governor, between, steps, say
-        self._scope = ExitStack()
+        self._governor, self._steps, self._after, self._say = governor, steps, after, say
         self._lengths: dict[int, int] = {}
 
     def draft_length(self, n_slots: int, n_max: int) -> int:
@@ -80,16 +77,9 @@ class _Hooks:
         self._steps.add(step, lengths, seconds)
         if lengths and step.verified:
             self._governor.observe(lengths, step, seconds)
-
-    def enter(self) -> None:
-        """Begin to compute."""
-        self._scope.enter_context(self._between.call())
-
-    def leave(self) -> None:
-        """Run the work that has waited. What fails is a note, because the loop cannot take an exception."""
         try:
-            self._scope.close()
-        except Exception as error:
+            self._after()
+        except Exception as error:  # the loop cannot take it
             self._say(one_line(str(error)))
 
 
@@ -100,7 +90,8 @@ def open_loop(
     experts: _core.Experts | None,
     trace: _core.Trace,
     events: Events,
-    between: BetweenSteps,
+    gate: _core.Gate,
+    after: Callable[[], object],
     alone: Callable[[], Governor | None],
     several: Callable[[], Governor],
     graphs: PromptGraphs | None,
@@ -109,14 +100,16 @@ def open_loop(
 ) -> _core.ServerLoop:
     """Return a loop on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.
 
-    `graphs` chooses the size of the prompts' graphs, None for the context's own. `steps` counts the loop's
-    steps. `say` receives notes. Raise InputError if a step does not fit into a batch.
+    The loop holds `gate` while it computes, and `after` is called at a step's end. `graphs` chooses the size
+    of the prompts' graphs, None for the context's own. `steps` counts the loop's steps. `say` receives notes.
+    Raise InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
-        trace=trace, draft_experts=pair.draft_experts, owner=pair, chat_template=options.template, slot_folder=options.slot_folder,
+        trace=trace, draft_experts=pair.draft_experts, gate=gate, owner=pair, chat_template=options.template,
+        slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
         prefills=options.prefills, is_verbose=options.is_verbose,
@@ -129,12 +122,10 @@ def open_loop(
         p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),
     )  # fmt: skip
     events.subscribe(loop)
-    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), between, steps, say)
+    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), steps, after, say)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
     loop.on("step_end", hooks.step_end)
-    loop.on("enter", hooks.enter)
-    loop.on("leave", hooks.leave)
     if graphs is not None:
         loop.on("prompt_graph", graphs.choose)
     return loop

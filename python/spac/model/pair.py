@@ -510,7 +510,7 @@ class ModelPair:
         self.pool = self._new_pool()
         if self.pool is not None:
             self._closing.callback(self.pool.close)  # runs after the contexts are closed
-        # llama.cpp's server then copies the state back: the memory forgets which batch a version of a state is of.
+        # Without versions, llama.cpp's server restores the state: the memory forgets which batch one is of.
         n_rs_seq = config.longest_draft if types and not config.is_served else 0
         self.target_context = self._context(
             self.target, n_ctx=size, n_rs_seq=n_rs_seq, **self._target_rows,

@@ -227,7 +227,7 @@ def _ready_loop(
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
-    missing = [each for each in ("embeddings", "strict_model", "image_urls") if getattr(options, each)]
+    missing = [each for each in ("embeddings", "image_urls") if getattr(options, each)]
     if missing:
         raise InputError(f"--{missing[0].replace('_', '-')}: --loop llama.cpp does not have it yet")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
@@ -248,6 +248,7 @@ def _ready_loop(
         counts_tokens=True,
     )  # fmt: skip
     state = ServerState(queue, metrics, (name,), key)
+    state.strict_model = options.strict_model
     if not talk.quiet:
         state.log = say
     if options.record is not None:

@@ -52,7 +52,7 @@ def checked(
     """
     request = parsed(body)
     if models is not None:
-        _check_model(path, request, models)
+        check_model(path, request, models)
     if path in embeddings.PATHS:
         return embeddings.check(path, request), body
     if "prompt" in request or "messages" in request:
@@ -133,7 +133,8 @@ def _check_limit(request: dict[str, Any]) -> None:
                 raise Refusal(400, f"{name}: a whole number of at least 1 is needed", param=name)
 
 
-def _check_model(path: str, request: dict[str, Any], models: Collection[str]) -> None:
+def check_model(path: str, request: dict[str, Any], models: Collection[str]) -> None:
+    """Raise Refusal for a request that names another model than these."""
     name = request.get("model")
     if name is not None and name not in models and not path.startswith("/v1/engines/"):
         raise Refusal(

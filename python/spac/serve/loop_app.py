@@ -150,7 +150,8 @@ class LoopApp:
             known = path in READS or path in ANSWERS or path in TOOLS or path == VRAM
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
         if path in ANSWERS:
-            await run_in_threadpool(check, body, self._engine.target.pointer)
+            names = self._state.models if self._state.strict_model else None
+            await run_in_threadpool(check, path, body, self._engine.target.pointer, names)
         request = LoopRequest()
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from spac import _core
 from spac.config.schema_limits import check_schemas
-from spac.serve.checks import parsed
+from spac.serve.checks import check_model, parsed
 
 
-def check(body: bytes, model: int) -> None:
+def check(path: str, body: bytes, model: int, names: Collection[str] | None) -> None:
     """Raise Refusal or InputError for a request's body that is no object, or that exceeds a limit.
 
-    `model` is the address of the target's llama_model.
+    `model` is the address of the target's llama_model. A request may name the models `names` alone, or any
+    with None.
     """
     request = parsed(body)
+    if names is not None:
+        check_model(path, request, names)
     if isinstance(grammar := request.get("grammar"), str):
         _core.check_grammar(model, grammar)
     check_schemas(list(_schemas(request)))
