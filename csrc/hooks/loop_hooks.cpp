@@ -5,20 +5,34 @@
 #include "core/error.h"
 #include "server-common.h"
 #include "session/checkpoints.h"
+#include "session/llama_models.h"
 #include "session/token_sampler.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
+#include <mutex>
+#include <string>
 #include <utility>
 
 namespace spac {
 
 namespace {
 
-thread_local LoopHooks * hooks = nullptr;
-std::atomic<bool>        overflowed{false}; // the last decode that failed
+thread_local LoopHooks * hooks      = nullptr;
 constexpr auto           no_numbers = "the model's logits are no finite numbers";
+
+std::mutex  fault_lock;
+std::string fault; // why the last decode failed, where it is known
+
+void set_fault(std::string cause) {
+    const std::lock_guard hold(fault_lock);
+    fault = std::move(cause);
+}
+
+std::string last_fault() {
+    const std::lock_guard hold(fault_lock);
+    return fault;
+}
 
 bool is_bad(float logit) { return std::isnan(logit) || logit == INFINITY; }
 
@@ -165,18 +179,17 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         step_  = {};
         status = n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
-    n_awaited_           = status == 0 ? n_asking : 0;
-    const bool overflows = status == 0 && !is_finite(n_outputs);
-    if (status != 0 || overflows) {
-        overflowed.store(overflows);
-    }
-    if (overflows) {
+    auto cause = remote_loss_of(target_);
+    if (cause.empty() && status == 0 && !is_finite(n_outputs)) {
+        cause = no_numbers;
         forget(sequences);
-    } else if (status != 2) { // llama.cpp's loop does not know 2, and lets slots go on after it
-        return status;
     }
-    n_awaited_ = 0;
-    return -3;
+    const bool fails = !cause.empty() || status == 2; // llama.cpp's loop does not know 2, and lets slots go on after it
+    n_awaited_       = fails || status != 0 ? 0 : n_asking;
+    if (fails || status != 0) {
+        set_fault(std::move(cause));
+    }
+    return fails ? -3 : status;
 }
 
 // Looks at both ends of each row of logits: a state that is no number leaves none in the row.
@@ -396,8 +409,9 @@ common_json __wrap__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11cha
     const std::string & message, error_type type) {
     const std::string caught = "got exception: "; // of a slot
     std::string       cause  = message.rfind(caught, 0) == 0 ? message.substr(caught.size()) : message;
-    if (cause == "Compute error." && spac::overflowed.load()) {
-        cause = spac::no_numbers;
+    if (cause == "Compute error.") {
+        const auto known = spac::last_fault();
+        cause            = known.empty() ? cause : known;
     }
     return __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
         cause, cause.rfind("the grammar ", 0) == 0 ? ERROR_TYPE_INVALID_REQUEST : type);

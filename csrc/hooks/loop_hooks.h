@@ -55,8 +55,8 @@ class LoopHooks : NotCopied {
     // Notes that `n` tokens of a slot's last draft were accepted. Returns false if llama.cpp's loop has drafted.
     bool accept(int slot, int n);
     // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its `n_tokens`. The tokens
-    // are of these `sequences`, of which `n_asking` want logits. Returns -3 if the logits are no finite numbers, or if
-    // `stop` was called.
+    // are of these `sequences`, of which `n_asking` want logits. Returns -3 if the logits are no finite numbers, if an
+    // RPC server was lost, or if `stop` was called.
     int decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
                const std::set<llama_seq_id> & sequences, int n_asking);
     // Ends a decode of the target early. Any thread may call it.

@@ -19,8 +19,9 @@ from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
 from spac.report.figures import read
 from spac.serve.app import main
+from spac.serve.page import FILES
 from tests.cli.conftest import ONE_THREAD
-from tests.serve.conftest import KEY, Server, wait_until
+from tests.serve.conftest import KEY, Server, in_thread, wait_until
 from tools.models import FAMILIES, write_model
 
 PROMPTS = ("def fibonacci(n):", "class Stack:\n", "import os\n", "x = 1\n", "# A queue\nclass Queue:\n")
@@ -151,7 +152,6 @@ def test_bad_use_is_one_line() -> None:
     [
         ({"deterministic": True}, "--deterministic"),
         ({"cont_batching": False}, "--no-cont-batching"),
-        ({"rpc": "127.0.0.1:1", "parallel": 1}, "--rpc"),
     ],
 )
 def test_what_the_loop_does_not_have_is_refused(options: dict, what: str) -> None:
@@ -293,6 +293,39 @@ def test_the_front_refuses(server: Server) -> None:
         assert "the model 'gpt-4' is not served here: demo is" in json.loads(body)["error"]["message"]
 
 
+def test_the_page_is_there(server: Server) -> None:
+    for path in FILES:
+        connection = server.connection()
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.status == 200
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        connection.close()
+    assert server.ask("POST", "/page/markdown", "*so*")[1] == b'{"html":"<p><em>so</em></p>\\n"}'
+    assert server.ask("POST", "/page/markdown", b"\xff")[0] == 400
+    assert server.ask("GET", "/page/events", key="wrong")[0] == 401
+    assert server.ask("GET", "/page/nope")[0] == 404
+    assert json.loads(server.ask("GET", "/v1/models")[1])["data"][0]["id"] == "demo"
+    assert json.loads(server.ask("GET", "/props")[1])["modalities"]["vision"] is False
+
+
+def test_the_page_sees_what_the_engine_does(server: Server) -> None:
+    connection = server.connection()
+    connection.request("GET", "/page/events", headers={"authorization": f"Bearer {KEY}"})
+    asked = {"prompt": "d", "max_tokens": 60, "ignore_eos": True}
+    thread, _ = in_thread(lambda: server.ask("POST", "/v1/completions", asked))
+    tokens, phase = 0, ""
+    with connection.getresponse() as response:
+        while not tokens or phase != "idle":
+            line = response.readline()
+            if line.startswith(b'data: {"phase"'):
+                snapshot = json.loads(line[6:])
+                tokens, phase = tokens + snapshot["tokens"], snapshot["phase"]
+    thread.join()
+    connection.close()
+    assert tokens == 60, "the prompt has one token, so the first step evaluates it"
+
+
 def test_refusals_have_the_form_of_llama_server(server: Server) -> None:
     error = json.loads(server.ask("POST", "/v1/completions", {"prompt": "x"}, key="wrong")[1])["error"]
     assert (error["code"], error["type"]) == (401, "authentication_error")
@@ -341,7 +374,9 @@ def test_metrics_count_the_steps(server: Server) -> None:
     names = ("spac_steps_total", 'spac_tokens_total{kind="generated"}')
     before = [total(name) for name in names]
     server.ask("POST", "/v1/completions", {"prompt": PROMPTS[2], "max_tokens": 9, "ignore_eos": True})
-    assert [total(name) - was for name, was in zip(names, before, strict=True)] == [8, 9]
+    n_steps, n_tokens = (total(name) - was for name, was in zip(names, before, strict=True))
+    assert n_tokens == 9
+    assert 1 <= n_steps <= 8, "drafts make fewer"
 
 
 def test_the_memory_is_changed_while_it_serves(server: Server) -> None:

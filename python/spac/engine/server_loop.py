@@ -43,12 +43,9 @@ class LoopOptions:
 def check_loop(config: EngineConfig) -> None:
     """Raise InputError for what the loop would leave out without a word, or has not been tried with.
 
-    It does not see that an RPC server is lost, and mixes generations in its batches.
+    It mixes generations in its batches.
     """
-    asked = {
-        "--rpc": bool(config.rpc), "--deterministic": config.deterministic,
-        "--no-cont-batching": not config.cont_batching,
-    }  # fmt: skip
+    asked = {"--deterministic": config.deterministic, "--no-cont-batching": not config.cont_batching}
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise InputError(f"{refused[0]}: llama.cpp's loop does not have it yet, so leave it out, or the loop")
 

@@ -224,6 +224,7 @@ def _ready_loop(
     from spac.engine.server_loop import LoopOptions
     from spac.serve.loop_app import METHODS, LoopApp
     from spac.serve.metrics import Metrics
+    from spac.serve.page import FILES
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
@@ -247,16 +248,15 @@ def _ready_loop(
         engine.steps, lambda: engine.batch_stats, lambda: queue.n_served, lambda: queue.n_waiting,
         counts_tokens=True,
     )  # fmt: skip
-    state = ServerState(queue, metrics, (name,), key)
+    state = ServerState(queue, metrics, (name,), key, page=FILES if options.page else ())
     state.strict_model = options.strict_model
     if not talk.quiet:
         state.log = say
     if options.record is not None:
         stack.enter_context(engine.record(options.record))
-    options.page = False
     pages = CORSMiddleware(
-        LoopApp(engine, state), allow_origins=["*"], allow_credentials=True, allow_methods=METHODS,
-        allow_headers=["*"],
+        LoopApp(engine, state, has_page=options.page), allow_origins=["*"], allow_credentials=True,
+        allow_methods=METHODS, allow_headers=["*"],
     )  # fmt: skip
     return pages, state
 
@@ -355,7 +355,7 @@ def make_app(
     app.user_middleware.append(Middleware(RequestMiddleware, state=state))
     add_routes(app, state)
     if feed is not None:
-        app.include_router(page_routes(feed))
+        app.router.routes.extend(page_routes(feed))
     return app, state
 
 

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Router
 
 from spac.serve.admin import VRAM, change_memory
 from spac.serve.checks import parsed
 from spac.serve.doors import refusal_body
 from spac.serve.loop_checks import check
 from spac.serve.middleware import ALIASES, POLLED, Receive, Send, read_body
+from spac.serve.page import page_routes
+from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_queue import Full, full
 from spac.serve.state import Scope, ServerState
@@ -106,9 +109,12 @@ class LoopRequest:
 class LoopApp:
     """The ASGI app in front of an engine's `loop`."""
 
-    def __init__(self, engine: Engine, state: ServerState) -> None:
+    def __init__(self, engine: Engine, state: ServerState, *, has_page: bool = False) -> None:
+        """Stand in front of the engine's loop; `has_page` offers the page at /."""
         assert engine.loop is not None
         self._engine, self._loop, self._state = engine, engine.loop, state
+        self._feed = LiveFeed(self)
+        self._page = Router(page_routes(self._feed)) if has_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -136,6 +142,9 @@ class LoopApp:
 
     async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         """Answer a request, and return the status."""
+        if self._page is not None and (path == "/" or path.startswith("/page/")):
+            await self._page(scope, receive, send)
+            return 200
         reads = scope["method"] in ("GET", "HEAD")
         body = b"" if reads else await read_body(receive)
         if path == VRAM and not reads:
@@ -160,7 +169,11 @@ class LoopApp:
                 return await self._run(request, route, body, params, send)
             try:
                 async with self._state.queue.held():
-                    return await self._run(request, route, body, params, send)
+                    self._feed.begin()
+                    try:
+                        return await self._run(request, route, body, params, send)
+                    finally:
+                        self._feed.end()
             except Full:
                 raise full(self._state.queue) from None
         finally:

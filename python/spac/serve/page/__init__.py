@@ -10,8 +10,6 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
 from markdown_it import MarkdownIt
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -19,6 +17,9 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from spac.report.page import colours
 from spac.serve.page.live import LiveFeed
@@ -109,26 +110,25 @@ MOST_TEXT = 1 << 20
 """The most bytes of Markdown in a request."""
 
 
-def page_routes(feed: LiveFeed) -> APIRouter:
+def page_routes(feed: LiveFeed) -> list[Route]:
     """Return the routes of the page; `feed` is what it shows beside the chat."""
-    router = APIRouter()
-    for path, name in FILES.items():
-        router.add_api_route(path, _file_route(name), include_in_schema=False)
 
-    async def events() -> Response:
+    async def events(_request: Request) -> Response:
         return EventSourceResponse(feed.watch())
 
-    router.get("/page/events")(events)
-    router.post("/page/markdown")(_markdown)
-    return router
+    return [
+        *(Route(path, _file_route(name)) for path, name in FILES.items()),
+        Route("/page/events", events),
+        Route("/page/markdown", _markdown, methods=["POST"]),
+    ]
 
 
-def _file_route(name: str) -> Callable[[], Response]:
+def _file_route(name: str) -> Callable[[Request], Response]:
     text = (Path(__file__).parent / name).read_text("utf-8")
     if name.endswith(".css"):
         text = colours() + text
     kind = KINDS[Path(name).suffix]
-    return lambda: Response(text, media_type=kind, headers=HEADERS)
+    return lambda _request: Response(text, media_type=kind, headers=HEADERS)
 
 
 async def _markdown(request: Request) -> Response:

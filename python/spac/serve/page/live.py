@@ -64,7 +64,7 @@ class LiveFeed:
     """Publishes snapshots of one served model's engine to watchers."""
 
     def __init__(self, llama: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make the feed of a `Llama`; `clock` returns seconds."""
+        """Make the feed of a `Llama`, or of what else has an `engine`; `clock` returns seconds."""
         self._llama, self._clock = llama, clock
         self._watchers: set[asyncio.Queue[str]] = set()
         self._loop: asyncio.AbstractEventLoop
