@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import openai
 import pytest
@@ -72,3 +75,50 @@ def test_properties_and_refusals(seeing: Server) -> None:
                 chat(seeing, url, stream=stream)
             assert "\n" not in refused.value.body["message"]  # type: ignore[index]
     assert chat(seeing, URLS[0])
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """Answers with the first picture."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/a.png" else 404)
+        self.end_headers()
+        self.wfile.write(base64.b64decode(DATA[0]))
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def in_a_message(server: Server, url: str) -> str:
+    """Return the answer in Anthropic's interface."""
+    data = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    source = data if url.startswith("data:") else {"type": "url", "url": url}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "look"}]
+    message = server.anthropic().messages.create(
+        model="x", messages=[{"role": "user", "content": content}], max_tokens=12
+    )  # type: ignore[call-overload]
+    return str(message.content[0].text)
+
+
+def in_a_response(server: Server, url: str) -> str:
+    """Return the answer in the interface of Responses."""
+    parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "look"}]
+    given = [{"role": "user", "content": parts}]
+    response = server.client().responses.create(model="x", input=given, max_output_tokens=12)  # type: ignore[call-overload]
+    return str(response.output_text)
+
+
+def test_llama_cpps_loop_sees_what_is_fetched(tiny_model: TinyModel, tmp_path: Path) -> None:
+    mmproj = write_projector(tmp_path / "mmproj.gguf", "qwen3vl", 64)
+    models = ("--target", str(tiny_model("qwen3vlmoe")), "--mmproj", str(mmproj))
+    options = ("--ctx", "512", "--temp", "0", "--loop", "llama.cpp", "--image-urls")
+    server = Server(tmp_path, *models, *options)
+    with HTTPServer(("127.0.0.1", 0), Pictures) as pictures:
+        threading.Thread(target=pictures.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{pictures.server_port}/a.png"
+        for see in (chat, in_a_message, in_a_response):
+            assert see(server, url) == see(server, URLS[0]) != see(server, URLS[1])
+        with pytest.raises(openai.BadRequestError, match=r"b\.png cannot be fetched"):
+            chat(server, url.replace("a.png", "b.png"))
+        pictures.shutdown()
+    assert server.stop() == 0

@@ -167,9 +167,9 @@ def test_options_of_the_chat_hold() -> None:
         assert json.loads(asked(engine, "apply-template", body))["prompt"] == "hello youN"
 
 
-def test_images_of_other_machines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--loop", "llama.cpp", "--port", "0", "--image-urls"]) == 2
-    assert "--image-urls" in capsys.readouterr().err
+def test_embeddings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--loop", "llama.cpp", "--port", "0", "--embeddings", "--pooling", "last"]) == 2
+    assert "--embeddings" in capsys.readouterr().err
 
 
 def asked(engine: Engine, route: str, body: str) -> bytes:

@@ -228,9 +228,8 @@ def _ready_loop(
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
-    missing = [each for each in ("embeddings", "image_urls") if getattr(options, each)]
-    if missing:
-        raise InputError(f"--{missing[0].replace('_', '-')}: --loop llama.cpp does not have it yet")
+    if options.embeddings:
+        raise InputError("--embeddings: --loop llama.cpp does not have it yet")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
     loop = LoopOptions(
         name, folder, chat.template or "", chat.reasoning, chat.reasoning_budget, chat.prefill,
@@ -255,8 +254,8 @@ def _ready_loop(
     if options.record is not None:
         stack.enter_context(engine.record(options.record))
     pages = CORSMiddleware(
-        LoopApp(engine, state, has_page=options.page), allow_origins=["*"], allow_credentials=True,
-        allow_methods=METHODS, allow_headers=["*"],
+        LoopApp(engine, state, has_page=options.page, fetches=chat.image_urls), allow_origins=["*"],
+        allow_credentials=True, allow_methods=METHODS, allow_headers=["*"],
     )  # fmt: skip
     return pages, state
 

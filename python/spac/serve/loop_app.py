@@ -21,7 +21,7 @@ from starlette.routing import Router
 from spac.serve.admin import VRAM, change_memory
 from spac.serve.checks import parsed
 from spac.serve.doors import refusal_body
-from spac.serve.loop_checks import check
+from spac.serve.loop_checks import check, with_images
 from spac.serve.middleware import ALIASES, POLLED, Receive, Send, read_body
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
@@ -109,11 +109,16 @@ class LoopRequest:
 class LoopApp:
     """The ASGI app in front of an engine's `loop`."""
 
-    def __init__(self, engine: Engine, state: ServerState, *, has_page: bool = False) -> None:
-        """Stand in front of the engine's loop; `has_page` offers the page at /."""
+    def __init__(
+        self, engine: Engine, state: ServerState, *, has_page: bool = False, fetches: bool = False
+    ) -> None:
+        """Stand in front of the engine's loop.
+
+        `has_page` offers the page at /, and `fetches` fetches images at http and https addresses.
+        """
         assert engine.loop is not None
         self._engine, self._loop, self._state = engine, engine.loop, state
-        self._feed = LiveFeed(self)
+        self._feed, self._fetches = LiveFeed(self), fetches
         self._page = Router(page_routes(self._feed)) if has_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,6 +166,8 @@ class LoopApp:
         if path in ANSWERS:
             names = self._state.models if self._state.strict_model else None
             await run_in_threadpool(check, path, body, self._engine.target.pointer, names)
+            if self._fetches:
+                body = await run_in_threadpool(with_images, body)
         request = LoopRequest()
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))

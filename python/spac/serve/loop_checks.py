@@ -1,11 +1,14 @@
-"""Checks of requests that llama.cpp's handlers do not make: the limits of schemas and grammars."""
+"""What a request needs before llama.cpp's handlers see it: limits of schemas and grammars, images' data."""
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from spac import _core
+from spac.chat.messages import image_at
 from spac.config.schema_limits import check_schemas
 from spac.serve.checks import check_model, parsed
 
@@ -22,6 +25,31 @@ def check(path: str, body: bytes, model: int, names: Collection[str] | None) -> 
     if isinstance(grammar := request.get("grammar"), str):
         _core.check_grammar(model, grammar)
     check_schemas(list(_schemas(request)))
+
+
+def with_images(body: bytes) -> bytes:
+    """Return a request's body with the images at http and https addresses fetched, as data: addresses.
+
+    Raise InputError for images that cannot be had.
+    """
+    request = parsed(body)
+    _fetch(request)
+    return json.dumps(request).encode()
+
+
+def _fetch(value: Any) -> None:
+    """Fetch the images in a request of any of the interfaces, and put them into it."""
+    if isinstance(value, list):
+        for each in value:
+            _fetch(each)
+    elif isinstance(value, dict):
+        for name in ("messages", "input", "content", "source", "image_url"):
+            _fetch(value.get(name))
+        for name in ("image_url", "url"):
+            address = value.get(name)
+            if isinstance(address, str) and address.startswith(("http://", "https://")):
+                image = base64.b64encode(image_at(address, fetches=True)).decode()
+                value[name] = f"data:image/png;base64,{image}"
 
 
 def _schemas(request: Mapping[str, Any]) -> Iterator[Any]:
