@@ -136,7 +136,7 @@ void bind_server(py::module_ & m) {
                          std::shared_ptr<spac::Projector>                                    projector,
                          const std::vector<std::tuple<std::string, std::uintptr_t, float>> & adapters, bool reasons,
                          int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
-                         bool is_verbose, const py::kwargs & keywords) {
+                         bool is_verbose, bool embeds, const py::kwargs & keywords) {
                  spac::LoopConfig config;
                  config.path               = path;
                  config.name               = name;
@@ -148,6 +148,7 @@ void bind_server(py::module_ & m) {
                  config.reasoning_budget   = reasoning_budget;
                  config.prefills           = prefills;
                  config.template_variables = std::move(template_variables);
+                 config.embeds             = embeds;
                  config.is_verbose         = is_verbose;
                  for (const auto & [file, address, scale] : adapters) {
                      config.adapters.push_back({file, reinterpret_cast<void *>(address), scale});
@@ -167,7 +168,7 @@ void bind_server(py::module_ & m) {
              py::arg("slot_folder") = "", py::arg("projector_file") = "", py::arg("projector") = py::none(),
              py::arg("adapters") = py::list(), py::arg("reasons") = true, py::arg("reasoning_budget") = -1,
              py::arg("prefills") = true, py::arg("template_variables") = std::map<std::string, std::string>(),
-             py::arg("is_verbose") = false)
+             py::arg("is_verbose") = false, py::arg("embeds") = false)
         .def_static("media_marker", &ServerLoop::media_marker)
         .def_property_readonly_static("routes", [](const py::object &) { return ServerLoop::routes(); })
         .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),

@@ -1,6 +1,7 @@
 #include "hooks/loop_hooks.h"
 
-#include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
+#include "../src/llama-batch.h"   // for the tokens of a batch, which no public function returns
+#include "../src/llama-context.h" // likewise for whether it makes embeddings
 #include "backend/experts/experts.h"
 #include "core/error.h"
 #include "server-common.h"
@@ -172,20 +173,21 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         draft_ns_ += ns_since(start);
         return status;
     }
+    const bool   embeds = target_->get_cparams().embeddings;
     const Region region(*gate_);
     int          status = 0;
     {
         const Interrupt::Call call(interrupt_);
         step_  = {};
-        status = n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
+        status = embeds ? run() : n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
     auto cause = remote_loss_of(target_);
-    if (cause.empty() && status == 0 && !is_finite(n_outputs)) {
+    if (cause.empty() && status == 0 && !embeds && !is_finite(n_outputs)) {
         cause = no_numbers;
         forget(sequences);
     }
     const bool fails = !cause.empty() || status == 2; // llama.cpp's loop does not know 2, and lets slots go on after it
-    n_awaited_       = fails || status != 0 ? 0 : n_asking;
+    n_awaited_       = fails || embeds || status != 0 ? 0 : n_asking;
     if (fails || status != 0) {
         set_fault(std::move(cause));
     }

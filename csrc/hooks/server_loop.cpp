@@ -219,6 +219,8 @@ common_params params_of(const LoopConfig & config) {
     params.default_template_kwargs = config.template_variables;
     params.default_template_kwargs.emplace("preserve_reasoning", "true"); // as llama-server's options do
     params.endpoint_metrics = true;
+    params.embedding        = config.embeds;
+    params.pooling_type     = llama_pooling_type(target);
     if (config.is_verbose) {
         params.verbosity = INT_MAX;
         common_log_set_verbosity_thold(INT_MAX);

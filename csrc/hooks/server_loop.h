@@ -36,6 +36,7 @@ struct LoopConfig {
     bool          prefills         = true;                 // an assistant's message at the end begins the answer
     std::map<std::string, std::string> template_variables; // JSON values by name
     bool is_verbose = false; // answers tell what became of their request, and the loop writes its log
+    bool embeds     = false; // it makes embeddings too, with the pooling of the target's context
     std::vector<LoopAdapter> adapters;
     std::shared_ptr<Gate>    gate = std::make_shared<Gate>(); // held while the loop computes
 };

@@ -1345,13 +1345,14 @@ class ServerLoop:
         prefills: bool = True,
         template_variables: Mapping[str, str] = {},
         is_verbose: bool = False,
+        embeds: bool = False,
         **keywords: Any,
     ) -> None:
         """Start the loop on a thread of its own; `keywords` are those of a Session.
 
         The projector has `media_marker()`. An adapter is a file, the address of the loaded one, and a scale.
-        The sampling holds where a request says nothing. Raise InputError if llama.cpp refuses models or
-        options.
+        With `embeds`, the target's context has a pooling. The sampling holds where a request says nothing.
+        Raise InputError if llama.cpp refuses models or options.
         """
     @staticmethod
     def media_marker() -> str:

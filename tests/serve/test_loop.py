@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spac import demo
@@ -18,7 +19,6 @@ from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
 from spac.report.figures import read
-from spac.serve.app import main
 from spac.serve.page import FILES
 from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import KEY, Server, in_thread, wait_until
@@ -167,9 +167,30 @@ def test_options_of_the_chat_hold() -> None:
         assert json.loads(asked(engine, "apply-template", body))["prompt"] == "hello youN"
 
 
-def test_embeddings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--loop", "llama.cpp", "--port", "0", "--embeddings", "--pooling", "last"]) == 2
-    assert "--embeddings" in capsys.readouterr().err
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_embeddings_beside_answers(pooling: str, alone: dict[str, str], tmp_path: Path) -> None:
+    def vectors(server: Server) -> np.ndarray:
+        made = server.client().embeddings.create(model="demo", input=list(PROMPTS))
+        return np.array([each.embedding for each in made.data])
+
+    expected, options = {}, ("--embeddings", "--pooling", pooling, "--device", "simulated", "--slots", "25%")
+    for loop in ("own", "llama.cpp"):
+        server = Server(tmp_path, *options, fixed=(*ONE_THREAD, "--ctx", "2048", "-np", "2", "--loop", loop))
+        expected[loop] = vectors(server)
+        np.testing.assert_allclose(vectors(server), expected[loop], atol=1e-6)
+        asked = {"prompt": PROMPTS[0], "max_tokens": N, "temperature": 0}
+        with ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(server.ask, "POST", "/v1/completions", asked) for _ in range(2)]
+            np.testing.assert_allclose(vectors(server), expected[loop], atol=1e-6)
+            for each in answers:
+                assert json.loads(each.result()[1])["choices"][0]["text"] == alone[PROMPTS[0]]
+        assert server.stop() == 0
+    np.testing.assert_allclose(expected["own"], expected["llama.cpp"], atol=2e-3)
+
+
+def test_other_servers_make_no_embeddings(server: Server) -> None:
+    status, body = server.ask("POST", "/v1/embeddings", {"input": "x"})
+    assert (status, "Start it with `--embeddings`" in json.loads(body)["error"]["message"]) == (501, True)
 
 
 def asked(engine: Engine, route: str, body: str) -> bytes:

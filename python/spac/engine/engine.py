@@ -27,7 +27,7 @@ from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
 from spac.engine.reader import Reader
 from spac.engine.run_files import RunFiles
-from spac.engine.server_loop import LoopOptions, check_loop, open_loop
+from spac.engine.server_loop import LoopOptions, check_loop, open_loop, served
 from spac.engine.session_events import Events
 from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
 from spac.engine.single_session import SingleSession, parameters_of, seeded
@@ -63,7 +63,7 @@ class Engine:
         (`loop`), and generates nothing else. Raise InputError, OutOfMemoryError or SpacError if that fails.
         """
         started = perf_counter()
-        self.config = config = config if serves is None else replace(config, loop="llama.cpp")
+        self.config = config = config if serves is None else served(config, serves)
         self._last: Callable[[], Generation | None] = lambda: None
         self._last_stats: Callable[[], RunStats] | None = None
         self._reader: Reader | None = None  # the last generation's

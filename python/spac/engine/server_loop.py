@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
@@ -16,6 +16,7 @@ from spac.engine.single_session import parameters_of
 from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
+from spac.model.params import POOLINGS
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class LoopOptions:
     """The template's variables, by name."""
     is_verbose: bool = False
     """True if answers also tell what became of their request, and the loop writes its log to stderr."""
+    pooling: str | None = None
+    """How embeddings make one vector of a text's tokens, a key of `POOLINGS`; None for no embeddings."""
 
 
 def check_loop(config: EngineConfig) -> None:
@@ -48,6 +51,14 @@ def check_loop(config: EngineConfig) -> None:
     asked = {"--deterministic": config.deterministic, "--no-cont-batching": not config.cont_batching}
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise InputError(f"{refused[0]}: llama.cpp's loop does not have it yet, so leave it out, or the loop")
+
+
+def served(config: EngineConfig, options: LoopOptions) -> EngineConfig:
+    """Return the configuration of an engine that serves with llama.cpp's loop."""
+    params = config.context_params
+    if options.pooling is not None:
+        params = {**params, "pooling_type": POOLINGS[options.pooling], "n_outputs_max": 0}
+    return replace(config, loop="llama.cpp", context_params=params)
 
 
 class _Hooks:
@@ -109,7 +120,7 @@ def open_loop(
         slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
-        prefills=options.prefills, is_verbose=options.is_verbose,
+        prefills=options.prefills, is_verbose=options.is_verbose, embeds=options.pooling is not None,
         projector_file="" if config.mmproj is None else str(config.mmproj), projector=pair.projector,
         adapters=[
             (str(each.path), pointer, scale)

@@ -15,13 +15,7 @@ from spac.machine.arrays import Float32Array, Int32Array
 from spac.model.c_api import Context, Model, last_error, refusal
 from spac.model.gguf.header import HeaderError, read_header
 from spac.model.lora import apply_adapters
-
-POOLINGS = {
-    "mean": api.LLAMA_POOLING_TYPE_MEAN,
-    "cls": api.LLAMA_POOLING_TYPE_CLS,
-    "last": api.LLAMA_POOLING_TYPE_LAST,
-}
-"""The ways to make one vector of a text's tokens, by llama.cpp's names."""
+from spac.model.params import POOLINGS
 
 
 def pooling_of(target: Path) -> str:

@@ -35,6 +35,9 @@ _WITHOUT_STATES = ("draft-simple",)
 _ROW_BY_ROW = ("draft-simple", "draft-mtp")
 """Draft types whose batches need the logits of one token."""
 
+POOLINGS = {"mean": 1, "cls": 2, "last": 3}
+"""llama.cpp's numbers of the ways to make one vector of a text's tokens, by name."""
+
 
 def model_values(config: EngineConfig, *, is_draft: bool, on_device: bool) -> dict[str, Any]:
     """Return the fields of llama_model_params that the configuration sets."""

@@ -177,7 +177,7 @@ def ready(
     if talk.progress is not None:  # stderr is a terminal, without --quiet
         talk.note(f"loading {target.name}")
     if options.loop == "llama.cpp":
-        return _ready_loop(options, config, chat_options, name, talk, stack)
+        return _ready_loop(options, config, chat_options, name, pooling, talk, stack)
     with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
         llama = stack.enter_context(contextlib.closing(load(config, pooling)))
     for note in llama.notes:
@@ -211,13 +211,11 @@ def _ready_loop(
     config: EngineConfig,
     chat: ChatOptions,
     name: str,
+    pooling: str | None,
     talk: Talk,
     stack: contextlib.ExitStack,
 ) -> tuple[Any, ServerState]:
-    """Load the model into llama.cpp's server, and return the app in front of it, and the server state.
-
-    Raise InputError for options that only spac's own loop has.
-    """
+    """Load the model into llama.cpp's server, and return the app in front of it, and the server state."""
     from starlette.middleware.cors import CORSMiddleware
 
     from spac.engine import Engine
@@ -228,12 +226,10 @@ def _ready_loop(
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
-    if options.embeddings:
-        raise InputError("--embeddings: --loop llama.cpp does not have it yet")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
     loop = LoopOptions(
         name, folder, chat.template or "", chat.reasoning, chat.reasoning_budget, chat.prefill,
-        chat.variables, options.verbose,
+        chat.variables, options.verbose, pooling,
     )  # fmt: skip
     engine = stack.enter_context(Engine(config, progress=None, serves=loop))
     for note in engine.notes:
