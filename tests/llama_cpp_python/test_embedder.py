@@ -15,8 +15,9 @@ import pytest
 
 from spac.config import EngineConfig
 from spac.errors import InputError
-from spac.llama_cpp_python.embedder import POOLINGS, pooling_of
+from spac.llama_cpp_python.embedder import pooling_of
 from spac.llama_cpp_python.llama import Llama
+from spac.model.params import POOLINGS
 from tests.conftest import TinyModel
 
 UBATCH = 32

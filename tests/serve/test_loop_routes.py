@@ -44,20 +44,23 @@ def alone(begun: Sequence[int] = (), **options: Any) -> str:
         return "".join(engine.generate(prompt, N - len(begun)))
 
 
+def asked(engine: Engine) -> tuple[str, list[int]]:
+    """Return the loop's answer and its tokens."""
+    assert engine.loop is not None
+    request = {"prompt": PROMPT, "n_predict": N, "ignore_eos": True, "return_tokens": True}
+    made = engine.loop.begin("completion", json.dumps(request).encode())
+    made.run()
+    assert made.status == 200, made.body
+    got = json.loads(made.body)
+    made.close()
+    return got["content"], got["tokens"]
+
+
 def served(n: int = 1, **options: Any) -> tuple[str, list[int]]:
     """Return the loop's answer and its tokens, the same each time that it is asked."""
-    answers = []
-    asked = {"prompt": PROMPT, "n_predict": N, "ignore_eos": True, "return_tokens": True}
     configured = settings(options.pop("draft", None), options.pop("scheduler"), **options)
     with Engine(configured, serves=LoopOptions("demo")) as engine:
-        assert engine.loop is not None
-        for _ in range(n):
-            made = engine.loop.begin("completion", json.dumps(asked).encode())
-            made.run()
-            assert made.status == 200, made.body
-            got = json.loads(made.body)
-            answers.append((got["content"], got["tokens"]))
-            made.close()
+        answers = [asked(engine) for _ in range(n)]
     assert all(each == answers[0] for each in answers)
     return answers[0]
 
@@ -106,3 +109,15 @@ def test_they_have_one_place(scheduler: str, draft: Path) -> None:
         Engine(settings(draft, scheduler, parallel=2), serves=serves)
     with Engine(settings(draft, scheduler, parallel=-1), serves=serves) as engine:
         assert engine.n_sequences == 1
+
+
+@pytest.mark.parametrize("scheduler", ["logistic", "moe-speq"])
+def test_deterministic_runs_repeat_their_hits(scheduler: str, draft: Path) -> None:
+    found = []
+    for _ in range(2):
+        with Engine(settings(draft, scheduler, deterministic=True), serves=LoopOptions("demo")) as engine:
+            answer = asked(engine)
+            assert engine.experts is not None
+            found.append((answer, engine.experts.stats["activations_hit"]))
+    assert found[0] == found[1]
+    assert found[0][1] > 0

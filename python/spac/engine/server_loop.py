@@ -44,13 +44,13 @@ class LoopOptions:
 
 
 def check_loop(config: EngineConfig) -> None:
-    """Raise InputError for what the loop would leave out without a word, or has not been tried with.
-
-    It mixes generations in its batches.
-    """
+    """Raise InputError for what the loop would leave out without a word: it mixes slots in its batches."""
+    several = config.n_parallel > 1
     asked = {"--deterministic": config.deterministic, "--no-cont-batching": not config.cont_batching}
-    if refused := [name for name, is_asked in asked.items() if is_asked]:
-        raise InputError(f"{refused[0]}: llama.cpp's loop does not have it yet, so leave it out, or the loop")
+    if several and (refused := [name for name, is_asked in asked.items() if is_asked]):
+        raise InputError(
+            f"{refused[0]}: llama.cpp's loop has it with --parallel 1 alone, so give that, or leave it out"
+        )
 
 
 def served(config: EngineConfig, options: LoopOptions) -> EngineConfig:
