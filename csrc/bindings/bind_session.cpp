@@ -141,7 +141,6 @@ void bind_session(py::module_ & m) {
             "set_draft_length", [](const PySession & self, int n) { self.get().set_draft_length(n); }, py::arg("n"))
         .def_property_readonly("draft_length", [](const PySession & self) { return self.get().draft_length(); })
         .def_property_readonly("draft_max", [](const PySession & self) { return self.get().draft_max(); })
-        .def_property_readonly("has_images", [](const PySession & self) { return self.get().has_images(); })
         .def_property_readonly("n_reused", [](const PySession & self) { return self.get().n_reused(); })
         .def_property_readonly("cached",
                                [](const PySession & self) { return spac::bindings::cached_dict(self.get().cached()); })

@@ -39,14 +39,10 @@ class PyTap {
         get().ask(std::move(target), questions);
     }
 
-    py::object answers() {
+    py::object answers() const {
         const spac::Answers found = get().answers();
-        shares_                   = py::array_t<float>({found.n, found.width});
-        std::copy(found.shares.begin(), found.shares.end(), shares_.mutable_data());
         return found.n == 0 ? py::none() : py::object(ids_of(found));
     }
-
-    py::array_t<float> shares() const { return shares_; }
 
     py::object next(uint64_t token, int n) const {
         spac::Answers found;
@@ -66,7 +62,6 @@ class PyTap {
 
     std::shared_ptr<spac::Tap>    tap_ = spac::new_tap();
     std::optional<spac::TapScope> scope_;
-    py::array_t<float>            shares_;
 };
 
 } // namespace
@@ -85,7 +80,6 @@ void bind_tap(py::module_ & m) {
         .def_property_readonly("callback", [](const PyTap & self) { return self.get().callback(); })
         .def("ask", &PyTap::ask, py::arg("target"), py::arg("inputs"), py::arg("n_chosen"))
         .def("answers", &PyTap::answers)
-        .def_property_readonly("shares", &PyTap::shares)
         .def("next", &PyTap::next, py::arg("token"), py::arg("n"))
         .def("stop", [](const PyTap & self) { self.get().stop(); })
         .def_property_readonly("n_shown", [](const PyTap & self) { return self.get().n_shown(); });

@@ -133,7 +133,6 @@ struct DraftToken {
     int32_t    token;
     int        index;
     py::object routes;
-    py::object shares;
 };
 
 struct VerifyLayer {
@@ -145,15 +144,14 @@ struct DraftEnd {
     py::array_t<int32_t> tokens;
     int64_t              draft_ns;
     py::object           routes;
-    py::object           shares;
 };
 
-// Returns a copy of what is known of the routes' entries as [L, T, U], or None.
-template <typename T> py::object of_routes(const DraftRoutes * routes, std::vector<T> DraftRoutes::*what) {
+// Returns a copy of the routes as [L, T, U], or None.
+py::object copy_of(const DraftRoutes * routes) {
     if (routes == nullptr) {
         return py::none();
     }
-    const py::array_t<T> by_token({routes->n_tokens, routes->n_layer, routes->n_used}, (routes->*what).data());
+    const py::array_t<int32_t> by_token({routes->n_tokens, routes->n_layer, routes->n_used}, routes->ids.data());
     return by_token.attr("transpose")(1, 0, 2);
 }
 
@@ -220,15 +218,13 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
     if (const auto callback = find("draft_token")) {
         result.draft_token = [callback](int32_t token, int index, const DraftRoutes * routes) {
             const py::gil_scoped_acquire acquire;
-            callback(DraftToken{token, index, of_routes(routes, &DraftRoutes::ids),
-                                of_routes(routes, &DraftRoutes::shares)});
+            callback(DraftToken{token, index, copy_of(routes)});
         };
     }
     if (const auto callback = find("draft_end")) {
         result.draft_end = [callback](const std::vector<int32_t> & draft, int64_t ns, const DraftRoutes * routes) {
             const py::gil_scoped_acquire acquire;
-            callback(DraftEnd{copy_of(draft), ns, of_routes(routes, &DraftRoutes::ids),
-                              of_routes(routes, &DraftRoutes::shares)});
+            callback(DraftEnd{copy_of(draft), ns, copy_of(routes)});
         };
     }
     if (const auto callback = find("verify_layer")) {
@@ -291,16 +287,14 @@ void bind_session_events(py::module_ & m) {
     py::class_<DraftToken>(m, "DraftToken", "The event of one drafted token.")
         .def_readonly("token", &DraftToken::token)
         .def_readonly("index", &DraftToken::index)
-        .def_readonly("routes", &DraftToken::routes)
-        .def_readonly("shares", &DraftToken::shares);
+        .def_readonly("routes", &DraftToken::routes);
     py::class_<VerifyLayer>(m, "VerifyLayer", "The event of one MoE layer that a verification has passed.")
         .def_readonly("layer", &VerifyLayer::layer)
         .def_readonly("demand", &VerifyLayer::demand);
     py::class_<DraftEnd>(m, "DraftEnd", "The event of a finished draft, before it is verified.")
         .def_readonly("tokens", &DraftEnd::tokens)
         .def_readonly("draft_ns", &DraftEnd::draft_ns)
-        .def_readonly("routes", &DraftEnd::routes)
-        .def_readonly("shares", &DraftEnd::shares);
+        .def_readonly("routes", &DraftEnd::routes);
 }
 
 } // namespace spac::bindings

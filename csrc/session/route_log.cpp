@@ -25,9 +25,6 @@ RouteLog::RouteLog(std::shared_ptr<Experts> experts) : experts_(std::move(expert
 void RouteLog::keep(bool keeps) {
     keeps_  = keeps && can_keep();
     routes_ = {};
-    if (can_keep()) {
-        experts_->keep_shares(keeps_);
-    }
     if (keeps_) { // what was counted before does not belong to the next evaluation
         demand_.resize(static_cast<size_t>(experts_->n_layer()) * static_cast<size_t>(experts_->n_expert()));
         experts_->take_demand(demand_.data());
@@ -39,7 +36,6 @@ void RouteLog::trim(int n) {
     if (routes_.n_tokens > n) {
         routes_.n_tokens = n;
         routes_.ids.resize(static_cast<size_t>(n) * routes_.n_layer * routes_.n_used);
-        routes_.shares.resize(routes_.ids.size());
     }
 }
 
@@ -54,8 +50,6 @@ void RouteLog::append() {
     routes_.n_used                = routes_.n_tokens == 0 ? n_used : routes_.n_used;
     SPAC_CHECK(n_tokens == 1 && n_used == routes_.n_used, n_tokens, n_used, routes_.n_used);
     routes_.ids.insert(routes_.ids.end(), ids_.begin(), ids_.end());
-    const std::vector<float> shares = experts_->shares();
-    routes_.shares.insert(routes_.shares.end(), shares.begin(), shares.end());
     ++routes_.n_tokens;
 }
 

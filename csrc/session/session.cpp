@@ -297,8 +297,6 @@ void Session::set_listeners(const Listeners & listeners) {
     impl_->interrupt.set_check(listeners.interrupt_check);
 }
 
-bool Session::has_images() const { return impl_->sequence.has_images(); }
-
 int Session::n_reused() const { return impl_->n_reused; }
 
 Session::Cached Session::cached() const { return impl_->cache.stats(); }

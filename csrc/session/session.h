@@ -142,8 +142,7 @@ struct Step {
 // the last drafted one, unless the draft ended at a token that was not to be part of it.
 struct DraftRoutes {
     int                  n_tokens = 0, n_layer = 0, n_used = 0;
-    std::vector<int32_t> ids;    // [n_tokens * n_layer * n_used], -1 where a layer has fewer
-    std::vector<float>   shares; // the same for the routers' weights, as shares of a token's sum; 0 where unknown
+    std::vector<int32_t> ids; // [n_tokens * n_layer * n_used], -1 where a layer has fewer
 };
 
 // Callbacks, on the thread that runs the session. A listener may throw: the exception leaves step(), and the session
@@ -228,8 +227,6 @@ class Session : NotCopied {
     // Throws InputError if draft_routes cannot be had, and changes nothing then.
     void set_listeners(const Listeners & listeners);
 
-    // Returns true if the sequence has images.
-    bool has_images() const;
     // Returns how many tokens of the last prompt were there already.
     int n_reused() const;
     // Other sequences that are kept in host memory, and how often since the start one was stored and recalled.

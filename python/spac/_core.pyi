@@ -811,12 +811,6 @@ class Tap:
 
         Entries are -1 where a layer names fewer. Return None if the token was not shown.
         """
-    @property
-    def shares(self) -> Float32Array:
-        """The weights of the last result of `answers`, float32 [n, U], 0 where a layer names fewer.
-
-        They are shares of the sum over the experts that a token uses.
-        """
     def next(self, token: int, n: int) -> tuple[int, Int32Array] | None:
         """Wait for more: a token after `token`, or more than n layers of it, on any thread.
 
@@ -895,12 +889,6 @@ class DraftToken:
         These are the token before the draft, then the drafted ones except this, the last. The array is a
         copy, int32[L, T, U], with -1 where a layer has fewer. It is None unless routes are kept.
         """
-    @property
-    def shares(self) -> Float32Array | None:
-        """The routers' weights of `routes`, as shares of their token's sum in the layer; float32[L, T, U].
-
-        They are 0 where they are not known. The array is a copy.
-        """
 
 class VerifyLayer:
     """The event "verify_layer": an MoE layer of the running verification has been computed.
@@ -928,9 +916,6 @@ class DraftEnd:
 
         If the draft ended at a token that it refused, they cover all tokens: T = n_drafted + 1.
         """
-    @property
-    def shares(self) -> Float32Array | None:
-        """The weights of `routes`, as in DraftToken."""
 
 class ChatPrompt:
     """A prompt made of messages, and the reader of its answer.
@@ -1203,9 +1188,6 @@ class Session:
     def draft_length(self) -> int: ...
     @property
     def draft_max(self) -> int: ...
-    @property
-    def has_images(self) -> bool:
-        """True if the sequence has images."""
     @property
     def n_reused(self) -> int:
         """The number of tokens of the last prompt that were already in the memory or in the prompt cache."""

@@ -218,7 +218,5 @@ def test_a_recorded_run_can_be_replayed(draft, plain, tmp_path, capsys):
     demand = Demand.load(path)
     assert demand.of_target
     assert demand.draft_routes.shape[3] == 3 * N_USED, "more than sp-moe follows, in all layers"
-    shares = demand.draft_shares[..., :N_USED].sum(axis=3)
-    assert shares[shares > 0] == pytest.approx(1.0, abs=1e-2)
     rates = [replay(make(name), demand, 40).hit_rate_distinct for name in ("lru", "sp-moe:cutoff=5")]
     assert rates[1] > rates[0] + 0.05

@@ -28,7 +28,6 @@ class FakeTap:
     def show(self, *rows):
         self.n_shown += 1
         self.last = np.array(rows, np.int32)
-        self.shares = np.where(self.last >= 0, 0.5, 0).astype(np.float32)
 
     def next(self, token, n):
         return self.waiting.get()
@@ -57,7 +56,6 @@ def test_a_draft_from_its_first_layer_to_its_end(pair):
     tap.show([3, 2], [1, -1])
     assert np.array_equal(routes.drafted(2), found)
     assert routes.at_end(2).shape == (3, 2, 2)
-    assert routes.shares.tolist() == [[[0.5, 0.5]] * 2, [[0.5, 0.0]] * 2, [[0.0, 0.0]] * 2]
     routes.ask(np.array([2, 1], np.int32))
     assert len(tap.asked) == 1, "nothing has changed"
     assert routes.under_way(3, np.array([[6, 0]], np.int32)).shape == (3, 1, 2), "the next draft"

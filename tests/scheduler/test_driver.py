@@ -113,7 +113,6 @@ def test_routes_are_shown_to_who_wants_them_after_a_verification(wants):
 
 def test_the_targets_routes_are_shown_while_it_drafts():
     class Routes:
-        shares = "shares"
         asked: ClassVar[list[list[int]]] = []
 
         def ask(self, critical):
@@ -138,12 +137,12 @@ def test_the_targets_routes_are_shown_while_it_drafts():
     events = [Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END]
     scheduler = Watching(events=events)
     driver = Driver(scheduler, FakeExperts(), routes=Routes())
-    driver.drafted(Event.DRAFT_TOKEN, 1, None, None, step=0)
+    driver.drafted(Event.DRAFT_TOKEN, 1, None, step=0)
     driver.layer_drafted(1, np.zeros((2, 2), np.int32))
     driver.layer_drafted(2, np.zeros((2, 2), np.int32))
-    driver.drafted(Event.DRAFT_END, 2, None, None, step=0)
+    driver.drafted(Event.DRAFT_END, 2, None, step=0)
     driver.raised(Event.VERIFY_END)
-    driver.drafted(Event.DRAFT_END, 2, None, None, step=0)  # too late
+    driver.drafted(Event.DRAFT_END, 2, None, step=0)  # too late
     event, routes, *counts = scheduler.seen.pop(1)
     assert (event, routes.shape, counts) == (Event.DRAFT_LAYER, (3, 2, 2), [1, 1]), "and nothing for token 1"
     assert scheduler.seen == [
@@ -156,7 +155,6 @@ def test_the_targets_routes_are_shown_while_it_drafts():
 
 def test_a_recorder_sees_more_of_the_targets_routes_than_the_scheduler():
     class Routes:
-        shares = np.full((3, 1, 3), 0.25, np.float32)
         asked: ClassVar[list[list[int]]] = []
 
         def ask(self, critical):
@@ -181,9 +179,9 @@ def test_a_recorder_sees_more_of_the_targets_routes_than_the_scheduler():
     recorder = DemandRecorder(driver.layers)
     driver.record(recorder)
     driver.layer_drafted(1, np.zeros((3, 3), np.int32))
-    driver.drafted(Event.DRAFT_END, 1, None, None, step=0)
+    driver.drafted(Event.DRAFT_END, 1, None, step=0)
     driver.recorder = None
-    driver.drafted(Event.DRAFT_END, 1, None, None, step=0)  # the routers are still asked for more
+    driver.drafted(Event.DRAFT_END, 1, None, step=0)  # the routers are still asked for more
     driver.raised(Event.VERIFY_END)
     assert [critical.tolist() for critical in (scheduler.critical, recorder.critical)] == [[2, 1], [5, 5, 5]]
     assert Routes.asked == [[2, 1], [5, 5, 5], [2, 1]]
@@ -198,7 +196,6 @@ def test_a_recorder_sees_more_of_the_targets_routes_than_the_scheduler():
     assert demand.of_target
     assert demand.draft_routes is not None
     assert demand.draft_routes.tolist() == [[[[0, 1, 2]]] * 3]
-    assert np.array_equal(demand.draft_shares, Routes.shares[None])
 
 
 def test_a_draft_that_was_not_verified_is_not_recorded():
@@ -206,7 +203,7 @@ def test_a_draft_that_was_not_verified_is_not_recorded():
     empty = recorder.demand
     assert empty is None
     for value, is_verified in ((1, True), (2, False), (3, True)):
-        recorder.drafted(np.full((3, value, 1), value, np.int32), None)
+        recorder.drafted(np.full((3, value, 1), value, np.int32))
         if is_verified:
             recorder.verified(STEP, np.zeros((3, 2, 1), np.int32))
     demand = recorder.demand
@@ -214,7 +211,6 @@ def test_a_draft_that_was_not_verified_is_not_recorded():
     assert demand.draft_routes is not None
     assert demand.routes is not None
     assert demand.draft_routes[:, 0, :, 0].tolist() == [[1, -1, -1], [3, 3, 3]]
-    assert demand.draft_shares is None
     assert demand.routes.shape == (2, 3, 2, 1)
     recorder.verified(STEP, np.zeros((3, 0, 0), np.int32))
     longer = recorder.demand

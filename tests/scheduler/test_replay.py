@@ -94,6 +94,8 @@ def test_demand_is_saved_and_loaded(tmp_path):
     assert again.layers == layers
     np.testing.assert_array_equal(again.counts, counts)
     assert again.routes is None
+    np.savez(tmp_path / "earlier.npz", **demand.arrays, draft_shares=np.ones((1, 2, 1, 2), np.float16))
+    np.testing.assert_array_equal(Demand.load(tmp_path / "earlier.npz").counts, counts)
     (tmp_path / "other.npz").write_bytes(b"nothing")
     with pytest.raises(InputError, match="not a recording"):
         Demand.load(tmp_path / "other.npz")

@@ -10,9 +10,7 @@ import pytest
 
 from spac import _core
 from spac.errors import InputError
-from spac.model.c_api import Context, Model
 from tests.session.lab import GREEDY, Lab, prompt
-from tools.eval_callback import CONTEXT, Callback, decode
 
 
 class Routed:
@@ -31,12 +29,11 @@ class Routed:
         self.session = lab.session(*contexts, experts, draft_experts=draft_experts, **{**GREEDY, **params})
         self.tokens: list[np.ndarray | None] = []
         self.end: np.ndarray | None = None
-        self.shares: np.ndarray | None = None
         self.session.on("draft_token", lambda event: self.tokens.append(event.routes))
         self.session.on("draft_end", self._note_end)
 
     def _note_end(self, event: _core.DraftEnd) -> None:
-        self.end, self.shares = event.routes, event.shares
+        self.end = event.routes
 
     def step(self) -> _core.Step:
         self.tokens.clear()
@@ -72,29 +69,6 @@ def test_a_copy_foretells_what_the_target_chooses(lab: Lab, moe: Path, copy: Pat
             np.testing.assert_array_equal(each, routed.end[:, : i + 1])
         accepted += step.n_accepted
     assert accepted == 21
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_confidences_are_the_routers_weights(lab: Lab, moe: Path, copy: Path, share: float) -> None:
-    routed = Routed(lab, moe, copy, share, draft_max=2)
-    routed.session.keep_draft_routes(True)
-    tokens = prompt(40)
-    routed.session.prefill(tokens)
-    routed.step()
-    assert routed.end is not None
-    assert routed.shares is not None
-    assert routed.shares.shape == routed.end.shape
-    assert routed.shares.sum(axis=2) == pytest.approx(1.0, abs=1e-4)
-    callback = Callback("ffn_moe_weights_norm")
-    model = Model(copy, (), {})
-    context = Context(model, {**CONTEXT, "cb_eval": callback.address})
-    decode(context, list(map(int, tokens[:-1])), 0)
-    decode(context, [int(tokens[-1])], len(tokens) - 1)
-    wanted = [callback.seen["ffn_moe_weights_norm", il] for il in range(len(routed.shares))]
-    context.close()
-    model.close()
-    np.testing.assert_allclose(routed.shares[:, 0], np.stack(wanted), atol=2e-3)
-    assert np.ptp(wanted, axis=1).max() > 0.02, "equal weights would show nothing"
 
 
 def test_routes_of_another_token_would_be_noticed(lab: Lab, moe: Path, copy: Path) -> None:

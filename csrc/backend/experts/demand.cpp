@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 namespace spac {
 
@@ -65,12 +64,11 @@ DemandCounter::Layer & DemandCounter::at(int il) {
 // ---- the execution side
 
 void DemandCounter::count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert,
-                          const Mask * mask, const Mask * resident, const float * weights) {
+                          const Mask * mask, const Mask * resident) {
     const std::lock_guard lock(mutex_);
     Layer &               layer = at(il);
     layer.demand.resize(n_expert, 0);
     note_routes(layer, ids, stride, n_used, n_tokens);
-    note_shares(layer, weights);
     seen_.assign(n_expert, 0);
     hit_.assign(n_expert, 0);
     for (int t = 0; t < n_tokens; ++t) {
@@ -135,15 +133,6 @@ void DemandCounter::note_routes(Layer & layer, const int32_t * ids, size_t strid
     for (int t = 0; t < n_tokens; ++t) {
         const auto * token = reinterpret_cast<const int32_t *>(reinterpret_cast<const char *>(ids) + t * stride);
         route              = std::copy_n(token, n_used, route);
-    }
-}
-
-// Notes each weight as a share of its token's sum.
-void DemandCounter::note_shares(Layer & layer, const float * weights) {
-    layer.shares.assign(weights, weights + (weights != nullptr ? layer.n_tokens * layer.n_used : 0));
-    for (auto token = layer.shares.begin(); token != layer.shares.end(); token += layer.n_used) {
-        const float sum = std::accumulate(token, token + layer.n_used, 0.0F);
-        std::transform(token, token + layer.n_used, token, [&](float x) { return sum > 0 ? x / sum : 0; });
     }
 }
 
@@ -253,24 +242,6 @@ std::pair<int, int> DemandCounter::routes(std::vector<int32_t> & ids, int n_laye
         }
     }
     return {n_tokens, n_used};
-}
-
-std::vector<float> DemandCounter::shares(int n_layer) const {
-    const std::lock_guard lock(mutex_);
-    int                   n_tokens = 0, n_used = 0;
-    for (const Layer & layer : layers_) {
-        n_tokens = std::max(n_tokens, layer.n_tokens);
-        n_used   = std::max(n_used, layer.n_used);
-    }
-    std::vector<float> result(static_cast<size_t>(n_layer) * n_tokens * n_used, 0);
-    for (size_t il = 0; il < layers_.size() && il < static_cast<size_t>(n_layer); ++il) {
-        auto from = layers_[il].shares.begin();
-        for (float * to = result.data() + il * n_tokens * n_used; from != layers_[il].shares.end(); to += n_used) {
-            std::copy_n(from, layers_[il].n_used, to);
-            from += layers_[il].n_used;
-        }
-    }
-    return result;
 }
 
 void DemandCounter::set_listener(Experts::LayerListener listener) {

@@ -24,10 +24,7 @@ class DemandCounter {
     void set_step_tokens(int n_max);
     void set_tail_tokens(int n_tokens);
     // Returns of how many tokens at the end of a graph that does not count the routes are noted.
-    int tail_tokens() const { return tail_tokens_.load(std::memory_order_relaxed); }
-    // Switches whether the weights of routers are wanted by count().
-    void keep_shares(bool keeps) { keeps_shares_ = keeps; }
-    bool keeps_shares() const { return keeps_shares_.load(std::memory_order_relaxed); }
+    int  tail_tokens() const { return tail_tokens_.load(std::memory_order_relaxed); }
     void set_parts(const std::vector<int> & n_tokens);
     void show_tail(int first, int n_tokens);
     // Returns true if a block counts as demand in a graph of n_tokens.
@@ -36,9 +33,9 @@ class DemandCounter {
     // ---- the execution side
     // Counts one execution of a block. ids[t][u] has n_tokens x n_used entries, with `stride` bytes from row to row. A
     // null `mask` means that the host computed all of it. `resident` is the mask without the experts that were loaded
-    // for this execution. `weights` are the router's weights of the ids, [n_tokens * n_used], or null.
+    // for this execution.
     void count(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_expert, const Mask * mask,
-               const Mask * resident, const float * weights = nullptr);
+               const Mask * resident);
     // Notes the routes of the last tokens of an execution that does not count. `ids` are those of n_tokens tokens.
     void note_tail(int il, const int32_t * ids, size_t stride, int n_used, int n_tokens);
     // Adds the times that an execution that counts took on the thread that decodes.
@@ -58,7 +55,6 @@ class DemandCounter {
     void                      take_layer_costs(LayerCost * costs, int n_layer);
     std::vector<ExpertCounts> take_parts();
     std::pair<int, int>       routes(std::vector<int32_t> & ids, int n_layer) const;
-    std::vector<float>        shares(int n_layer) const;
     void                      set_listener(Experts::LayerListener listener);
     void                      add_to(ExpertStats & stats) const;
     // Returns the activations of a layer so far, and those of them whose expert was resident.
@@ -72,14 +68,12 @@ class DemandCounter {
         // of the last execution that counted, or of a tail; `routes` is as long as the largest execution so far needed
         int                  n_tokens = 0, n_used = 0;
         std::vector<int32_t> routes;
-        std::vector<float>   shares;       // of the same entries, of the last execution that counted; empty: unknown
         int                  n_parted = 0; // tokens that were counted since the last set_parts()
     };
 
     Layer & at(int il);
     // Copies the routes of all tokens into the layer.
     static void note_routes(Layer & layer, const int32_t * ids, size_t stride, int n_used, int n_tokens);
-    static void note_shares(Layer & layer, const float * weights);
     // Adds an execution, whose routes are in the layer, to the counts of the parts.
     void count_parts(Layer & layer, const Mask * mask, const Mask * resident);
 
@@ -98,7 +92,6 @@ class DemandCounter {
     std::vector<int>          last_part_;               // scratch memory of count_parts(), by expert
     int                       shown_ = 0, n_shown_ = 0; // of the tail that routes() has; 0: all of it
     std::atomic<int>          tail_tokens_{0};
-    std::atomic<bool>         keeps_shares_{false};
 
     std::shared_ptr<const Experts::LayerListener> listener_; // changes together with listens_
     std::atomic<bool>                             listens_{false};

@@ -202,11 +202,6 @@ class Experts {
     // ids[n_layer * n_tokens * n_used] with the largest counts; entries that a layer does not have are -1. Returns
     // (n_tokens, n_used).
     virtual std::pair<int, int> routes(std::vector<int32_t> & ids) const = 0;
-    // Switches whether the routers' weights are kept for executions of one token that count. It is off at first.
-    virtual void keep_shares(bool keeps) = 0;
-    // Returns the weights of the entries of routes() as shares of their token's sum in the layer; 0 where they are not
-    // known.
-    virtual std::vector<float> shares() const = 0;
     // Takes the costs of the executions since the last call into costs[L], and zeroes them.
     virtual void take_layer_costs(LayerCost * costs) = 0;
     // A callback for each execution that counts. It is called on the thread that decodes, when all that the device

@@ -256,11 +256,6 @@ int ModelExperts::take_demand(int32_t * counts) {
     return counter().take(counts, n_layer(), n);
 }
 
-void ModelExperts::keep_shares(bool keeps) {
-    demand.keep_shares(keeps);
-    draft_demand.keep_shares(keeps);
-}
-
 std::shared_ptr<void> ModelExperts::shared_among_streams(const std::function<std::shared_ptr<void>()> & make) {
     const std::lock_guard lock(mutex_);
     if (parts_.size() < 2) {

@@ -139,8 +139,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                set_counting(bool counting) override { counter().set_counting(counting); }
     int                 take_demand(int32_t * counts) override;
     std::pair<int, int> routes(std::vector<int32_t> & ids) const override { return counter().routes(ids, n_layer()); }
-    void                keep_shares(bool keeps) override;
-    std::vector<float>  shares() const override { return counter().shares(n_layer()); }
     void                take_layer_costs(LayerCost * costs) override { demand.take_layer_costs(costs, n_layer()); }
     void        set_layer_listener(LayerListener listener) override { demand.set_listener(std::move(listener)); }
     void        set_step_tokens(int n_max) override { demand.set_step_tokens(n_max); }

@@ -132,26 +132,7 @@ class Finder {
             return false;
         }
         members.insert(lookups.nodes.begin(), lookups.nodes.end());
-        block.shares = shares_of(block);
         return true;
-    }
-
-    // Returns Block::shares. The product with them follows the chain soon.
-    const ggml_tensor * shares_of(const Block & block) const {
-        constexpr int        soon = 8; // nodes
-        ggml_tensor ** const end  = graph_->nodes + std::min(graph_->n_nodes, block.last + 1 + soon);
-        for (ggml_tensor ** node = graph_->nodes + block.last + 1; node < end; ++node) {
-            const ggml_tensor * by = (*node)->op == GGML_OP_MUL ? (*node)->src[1] : nullptr;
-            if (by == nullptr || ((*node)->src[0] != block.out && (*node)->src[0]->view_src != block.out) ||
-                by->ne[0] != 1 || !same_rows(by, block.ids) || by->type != GGML_TYPE_F32 || !ggml_is_contiguous(by)) {
-                continue;
-            }
-            const ggml_tensor * const root = by->view_src != nullptr ? by->view_src : by;
-            ggml_tensor ** const      last = graph_->nodes + block.first;
-            // a copy from another device is there before the graph begins
-            return root->op == GGML_OP_NONE || std::find(graph_->nodes, last, root) != last ? by : nullptr;
-        }
-        return nullptr;
     }
 
     Lookups lookups_of(const Block & block) const {

@@ -32,9 +32,6 @@ struct Block {
     ggml_tensor *                    out   = nullptr; // the chain's last node
     std::vector<const ggml_tensor *> weights;         // store weights, in the order of their use
     std::vector<Scale>               scales;          // in the order of their use
-    // The router's weights of the chosen experts, which are multiplied with `out` later, [1, n_used, n_tokens] F32.
-    // Null if they are not computed before the block.
-    const ggml_tensor * shares = nullptr;
     // True if rows can be computed on both sides. Otherwise (an adapter in the chain, an unusual op, tokens that may
     // name an expert twice) each node that reads the store is its own block, and runs on the host.
     bool splittable = false;

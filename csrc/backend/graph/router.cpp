@@ -134,22 +134,6 @@ void Chooser::activate(float * scores, int n_expert) const {
     }
 }
 
-// A router without an activation has one behind its choice: a softmax.
-void Chooser::weigh(const std::vector<float> & products, int n_used, const int32_t * chosen, float * shares,
-                    int n_summed) const {
-    using Activation = Router::Activation;
-    const float most = *std::max_element(products.begin(), products.end());
-    std::transform(chosen, chosen + n_used, shares, [&](int32_t e) {
-        const float x = products[static_cast<size_t>(e)];
-        return activation_ == Activation::sigmoid ? 1 / (1 + std::exp(-x))
-               : activation_ == Activation::sqrt_softplus
-                   ? std::sqrt(std::max(x, 0.0F) + std::log1p(std::exp(-std::fabs(x))))
-                   : std::exp(x - most);
-    });
-    const float sum = std::accumulate(shares, shares + std::min(n_used, n_summed), 0.0F);
-    std::transform(shares, shares + n_used, shares, [&](float x) { return sum > 0 ? x / sum : 0; });
-}
-
 void Chooser::leave_groups_out(float * scores, int n_expert) const {
     const int                          size = n_expert / n_groups_;
     std::vector<std::pair<float, int>> groups; // the sum of its two best experts, and its first expert
@@ -167,11 +151,10 @@ void Chooser::leave_groups_out(float * scores, int n_expert) const {
     }
 }
 
-void Chooser::choose(float * scores, int n_expert, int n_used, int32_t * chosen, float * shares, int n_summed) const {
+void Chooser::choose(float * scores, int n_expert, int n_used, int32_t * chosen) const {
     for (size_t e = 0; e < bias_.size(); ++e) {
         scores[e] += bias_[e];
     }
-    std::vector<float> weights(shares != nullptr ? scores : nullptr, shares != nullptr ? scores + n_expert : nullptr);
     if (!choice_bias_.empty() || n_groups_ > 1) { // otherwise the products give the order
         activate(scores, n_expert);
     }
@@ -182,9 +165,6 @@ void Chooser::choose(float * scores, int n_expert, int n_used, int32_t * chosen,
         const auto best = std::max_element(scores, scores + n_expert);
         chosen[n]       = static_cast<int32_t>(best - scores);
         *best           = -std::numeric_limits<float>::infinity();
-    }
-    if (shares != nullptr) {
-        weigh(weights, n_used, chosen, shares, n_summed);
     }
 }
 

@@ -30,16 +30,12 @@ class Chooser {
   public:
     // Copies the biases from the device.
     explicit Chooser(const Router & router);
-    // Writes the best `n_used` of `n_expert` experts for one token to `chosen`, best first. It changes `scores`. If
-    // `shares` is given, it gets the weights of the chosen experts, as shares of the sum of the first `n_summed`.
-    void choose(float * scores, int n_expert, int n_used, int32_t * chosen, float * shares = nullptr,
-                int n_summed = 0) const;
+    // Writes the best `n_used` of `n_expert` experts for one token to `chosen`, best first. It changes `scores`.
+    void choose(float * scores, int n_expert, int n_used, int32_t * chosen) const;
 
   private:
     void activate(float * scores, int n_expert) const;
     void leave_groups_out(float * scores, int n_expert) const;
-    void weigh(const std::vector<float> & products, int n_used, const int32_t * chosen, float * shares,
-               int n_summed) const;
 
     std::vector<float> bias_, choice_bias_;
     Router::Activation activation_;

@@ -13,17 +13,12 @@ namespace {
 size_t row_bytes(const ggml_tensor * t) { return static_cast<size_t>(t->ne[0]) * sizeof(float); }
 size_t span(const ggml_tensor * ids) { return ggml_nbytes(ids); }
 
-// Returns the bytes of host memory for the shares of a block. Drafts are evaluated token by token.
-size_t share_bytes(const Block & block) {
-    return block.shares != nullptr && block.n_tokens() == 1 ? ggml_nbytes(block.shares) : 0;
-}
-
-// Returns the bytes of host memory for the ids of blocks that run wholly on the device, and for shares. It is pinned,
-// because a copy into other memory waits for everything that is queued before it.
+// Returns the bytes of host memory for the ids of blocks that run wholly on the device. It is pinned, because a copy
+// into other memory waits for everything that is queued before it.
 size_t late_bytes(const std::vector<Block> & blocks) {
     size_t bytes = 0;
     for (const Block & block : blocks) {
-        bytes += block.is_staged ? span(block.ids) + share_bytes(block) : 0;
+        bytes += block.is_staged ? span(block.ids) : 0;
     }
     return bytes;
 }
@@ -272,10 +267,6 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         b->ids_span = span(block.ids);
         b->late_ids = late;
         late += block.is_staged ? b->ids_span : 0;
-        if (const size_t bytes = block.is_staged ? share_bytes(block) : 0; bytes > 0) {
-            b->late_shares = reinterpret_cast<float *>(late);
-            late += bytes;
-        }
         const int begin = std::exchange(next, block.last + 1);
         take_dense(g->ctx.get(), graph->nodes + begin, graph->nodes + block.first, b->before);
         b->experts  = experts_of(block.weights.front());

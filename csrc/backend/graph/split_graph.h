@@ -177,8 +177,6 @@ struct SplitBlock {
     // Host memory for the ids of a block that ran wholly on the device, which are counted later. It is a part of
     // staging that blocks do not share.
     char * late_ids = nullptr;
-    // The same for the block's shares. Null for more than one token, and for a block without shares.
-    float * late_shares = nullptr;
 };
 
 struct SplitGraph {

@@ -95,13 +95,11 @@ Answers Predictions::choose(int n) const {
         found.width = std::max(found.width, row.question.n_chosen);
     }
     found.ids.assign(static_cast<size_t>(n) * found.width, -1);
-    found.shares.assign(found.ids.size(), 0);
     std::vector<float> products;
     for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
         const Row & row = rows_[i];
         products.assign(row.products, row.products + row.n_expert);
-        row.chooser.choose(products.data(), row.n_expert, row.question.n_chosen, found.ids.data() + i * found.width,
-                           found.shares.data() + i * found.width, row.n_used);
+        row.chooser.choose(products.data(), row.n_expert, row.question.n_chosen, found.ids.data() + i * found.width);
     }
     return found;
 }

@@ -47,7 +47,7 @@ Predictions::Row row_of(const ModelExperts & target, const Question & question, 
         throw InputError("the router of MoE layer " + std::to_string(question.layer) + " cannot be asked: " + fault);
     }
     const int n_expert = static_cast<int>(router->weight->ne[1]);
-    return {question, router, Chooser(*router), n_expert, target.layer(question.layer).n_used, nullptr};
+    return {question, router, Chooser(*router), n_expert, nullptr};
 }
 
 } // namespace

@@ -39,7 +39,6 @@ class Predictions {
         std::shared_ptr<const Router> router;
         Chooser                       chooser;
         int                           n_expert;
-        int                           n_used; // by a token
         float *                       products;
     };
 

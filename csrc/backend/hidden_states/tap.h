@@ -34,7 +34,6 @@ struct Answers {
     int                  n     = 0; // the number of layers that are known; the first ones are known first
     int                  width = 0; // the largest number of experts that a layer names
     std::vector<int32_t> ids;       // [n * width], -1 where a layer names fewer
-    std::vector<float>   shares;    // [n * width], their weights as shares of those that a token uses; 0 where fewer
 };
 
 // A tap of one context, whose tokens are shown if they are decoded alone. All functions but next() and stop() belong to

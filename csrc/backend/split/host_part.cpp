@@ -61,7 +61,7 @@ HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const 
     }
     if (counts) {
         demand.count(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(),
-                     b.n_expert, mask, resident, demand.keeps_shares() ? b.late_shares : nullptr);
+                     b.n_expert, mask, resident);
     }
     Served served = {select(b, s, mask), GGML_STATUS_SUCCESS, 0};
     if (served.n_rows > 0) {

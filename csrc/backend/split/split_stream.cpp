@@ -268,7 +268,6 @@ ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, 
 uint64_t SplitStream::hand_to_host(const SplitBlock & b, const Staging & s, bool signals) {
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
     b.experts->counters.download_bytes += b.foresight ? ggml_nbytes(b.foresight->scores) : 0;
-    fetch_shares(b, b.experts->demand);
     if (b.exchanged) {
         ++b.experts->counters.blocks_exchanged;
         Exchange::Pieces pieces = {
@@ -286,15 +285,6 @@ uint64_t SplitStream::hand_to_host(const SplitBlock & b, const Staging & s, bool
         }
     }
     return signals ? stream_.signal() : 0;
-}
-
-// Fetches the router's weights of one token's experts, if they are wanted. Returns their place, or null.
-const float * SplitStream::fetch_shares(const SplitBlock & b, const DemandCounter & counter) {
-    if (b.late_shares == nullptr || !counter.keeps_shares()) {
-        return nullptr;
-    }
-    stream_.fetch(b, b.block.shares, b.late_shares, ggml_nbytes(b.block.shares));
-    return b.late_shares;
 }
 
 // Waits until the stream has passed the mark of a job, or (0) the last mark. Returns the time in nanoseconds.
@@ -326,8 +316,7 @@ void SplitStream::send_rows(SplitBlock & b, bool join) {
 // Fetches the ids of a block that runs wholly on the device. They are counted when the stream has been synchronized.
 void SplitStream::fetch_late(SplitBlock & b, DemandCounter & counter, std::shared_ptr<const Mask> mask, bool counts) {
     stream_.fetch(b, b.block.ids, b.late_ids, b.ids_span);
-    late_.push_back({&b, &counter, std::move(mask), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(), counts,
-                     fetch_shares(b, counter)});
+    late_.push_back({&b, &counter, std::move(mask), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(), counts});
 }
 
 // Counts blocks that ran wholly on the device. Call it after synchronizing the stream.
@@ -336,7 +325,7 @@ void SplitStream::count_late() {
         const auto * ids = reinterpret_cast<const int32_t *>(late.b->late_ids);
         if (late.counts) {
             late.counter->count(late.b->layer, ids, late.stride, late.n_used, late.n_tokens, late.b->n_expert,
-                                late.mask.get(), late.mask.get(), late.shares);
+                                late.mask.get(), late.mask.get());
         } else {
             late.counter->note_tail(late.b->layer, ids, late.stride, late.n_used, late.n_tokens);
         }

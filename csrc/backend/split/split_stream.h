@@ -76,7 +76,6 @@ class SplitStream : NotCopied {
         size_t                      stride;
         int                         n_used, n_tokens;
         bool                        counts; // false: the tail of a graph that does not count
-        const float *               shares; // the router's weights, or null
     };
 
     // A graph under way: the next block to queue, and the status.
@@ -116,9 +115,8 @@ class SplitStream : NotCopied {
     int64_t     wait_for_ids(const SplitBlock & b, uint64_t mark);
     void        send_rows(SplitBlock & b, bool join);
     void        fetch_late(SplitBlock & b, DemandCounter & counter, std::shared_ptr<const Mask> mask, bool counts);
-    const float * fetch_shares(const SplitBlock & b, const DemandCounter & counter);
-    void          finish_queued();
-    void          count_late();
+    void        finish_queued();
+    void        count_late();
 
     ComputeStream stream_; // the first member, since the others queue on it
     GraphCache    graphs_;

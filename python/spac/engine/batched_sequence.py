@@ -53,8 +53,6 @@ class MemberStep:
 class BatchedSequence:
     """One sequence of a batch, for one reader. `cancel` and `leave` may be called by any thread."""
 
-    has_images = False
-
     def __init__(
         self, batch: Batch, sampling: Mapping[str, Any], limit: int | None = None, n_top: int = -1
     ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from spac import _core
 from spac.engine.followers import DraftFollower, StepFollower
-from spac.machine.arrays import Float32Array, Int32Array
+from spac.machine.arrays import Int32Array
 from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats
 
@@ -28,7 +28,6 @@ class _Draft(NamedTuple):
     event: Event
     n_drafted: int
     routes: Int32Array | None
-    shares: Float32Array | None
     step: int
 
 
@@ -145,14 +144,14 @@ class Events:
 
     def _draft_token(self, event: _core.DraftToken) -> None:
         self.settle()  # A plan that the next one interrupts leaves a residency that depends on timing.
-        self._drafted(_Draft(Event.DRAFT_TOKEN, event.index + 1, event.routes, event.shares, self._step))
+        self._drafted(_Draft(Event.DRAFT_TOKEN, event.index + 1, event.routes, self._step))
 
     def _draft_end(self, event: _core.DraftEnd) -> None:
         if self.driver is not None:
             if self.driver.recorder is not None and event.routes is not None:
-                self.driver.recorder.drafted(event.routes, event.shares)
+                self.driver.recorder.drafted(event.routes)
             self.settle()
-            self._drafted(_Draft(Event.DRAFT_END, len(event.tokens), event.routes, event.shares, self._step))
+            self._drafted(_Draft(Event.DRAFT_END, len(event.tokens), event.routes, self._step))
         self.settle()
 
     @property
@@ -175,7 +174,7 @@ class Events:
 
     def _ask_about(self, draft: _Draft) -> None:
         assert self.driver is not None
-        self.driver.drafted(draft.event, draft.n_drafted, draft.routes, draft.shares, draft.step, self.n_text)
+        self.driver.drafted(draft.event, draft.n_drafted, draft.routes, draft.step, self.n_text)
 
     def _verify_layer(self, event: _core.VerifyLayer) -> None:
         assert self.driver is not None

@@ -17,7 +17,7 @@ import numpy as np
 from spac import _core
 from spac.config import EngineConfig
 from spac.errors import InputError
-from spac.machine.arrays import Float32Array, Int32Array
+from spac.machine.arrays import Int32Array
 from spac.model.pair import ModelPair
 
 
@@ -35,7 +35,7 @@ class TargetRoutes:
         """
         self._tap, self._target, self._inputs, self._longest = tap, target, list(inputs), longest
         self._asked: list[int] = []
-        self._routes, self._shares = self._unknown()
+        self._routes = self._unknown()
         self._n, self._n_shown = 0, 0  # tokens of this draft that are known, and the last one's number
         self._thread: Thread | None = None
         self._failure: Exception | None = None
@@ -49,7 +49,7 @@ class TargetRoutes:
         if critical.tolist() != self._asked:
             self._asked = critical.tolist()
             self._tap.ask(self._target, self._inputs[: len(self._asked)], self._asked)
-        self._routes, self._shares = self._unknown()
+        self._routes = self._unknown()
 
     def listen(self, heard: Callable[[int, Int32Array], None]) -> None:
         """Call `heard` with the arguments of `under_way`, on a thread, with each new layer until `close`."""
@@ -107,18 +107,10 @@ class TargetRoutes:
             return
         self._routes[:, n - 1] = -1
         self._routes[: len(chosen), n - 1, : chosen.shape[1]] = chosen
-        self._shares[:, n - 1] = 0
-        self._shares[: len(chosen), n - 1, : chosen.shape[1]] = self._tap.shares
         self._n = n
 
-    @property
-    def shares(self) -> Float32Array:
-        """The confidences of the last result of `drafted` or `at_end`, float32 [L, T, U] (`View`)."""
-        return self._shares[:, : self._n]
-
-    def _unknown(self) -> tuple[Int32Array, Float32Array]:
-        shape = (len(self._inputs), self._longest + 1, max(self._asked, default=0))
-        return np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+    def _unknown(self) -> Int32Array:
+        return np.full((len(self._inputs), self._longest + 1, max(self._asked, default=0)), -1, np.int32)
 
     def _listen(self, heard: Callable[[int, Int32Array], None]) -> None:
         token, n = 0, 0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.machine.arrays import BoolArray, Float32Array, Float64Array, Int32Array
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 StateArrays = dict[str, npt.NDArray[Any]]
 """The arrays that a scheduler learned, by name; see `Scheduler.state`."""
@@ -105,13 +105,6 @@ class View:
     missing. If the draft ended at a token that it refused, the n-th is there too and T = n + 1. T is 0
     without a draft. At DRAFT_LAYER the last token is the one that the draft computes, as far as its layers
     are known.
-    """
-
-    draft_shares: Float32Array | None = None
-    """The confidences of `draft_routes`, float32 [L, T, U]; None or 0 where they are not known.
-
-    The confidence of an expert is the weight that the router gives it, as a share of the weights of the
-    experts that the token uses in the layer.
     """
 
     @property

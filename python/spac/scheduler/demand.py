@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac.errors import InputError
-from spac.machine.arrays import Float32Array, Int32Array
+from spac.machine.arrays import Int32Array
 from spac.scheduler.base import Layer, Scheduler
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class Demand:
     draft_routes: Int32Array | None = None  # the draft's predictions, in the same form (View.draft_routes)
     texts: Int32Array | None = None  # [T] the number of every step's text (View.text); None: one text
     of_target: bool = False  # these are the target's routers' choices for the draft's states, best first
-    draft_shares: Float32Array | None = None  # their confidences, in the same form (View.draft_shares)
 
     def __post_init__(self) -> None:
         n_step, n_layer = len(self.counts), len(self.layers)
@@ -46,7 +45,7 @@ class Demand:
             raise InputError(f"demand of {n_step} steps needs as many counts of verified and accepted tokens")
         if self.texts is not None and self.texts.shape != (n_step,):
             raise InputError(f"demand of {n_step} steps needs the numbers of as many texts")
-        for routes in (self.routes, self.draft_routes, self.draft_shares):
+        for routes in (self.routes, self.draft_routes):
             if routes is not None and (routes.ndim != 4 or routes.shape[:2] != (n_step, n_layer)):
                 raise InputError(
                     f"routes must have the shape [{n_step}, {n_layer}, tokens, experts of each], "
@@ -66,7 +65,7 @@ class Demand:
 
     def part(self, steps: slice) -> Demand:
         """Return the demand of some of the steps."""
-        names = ("counts", "verified", "accepted", "routes", "draft_routes", "texts", "draft_shares")
+        names = ("counts", "verified", "accepted", "routes", "draft_routes", "texts")
         parts = {name: getattr(self, name) for name in names}
         return replace(self, **{name: each[steps] for name, each in parts.items() if each is not None})
 
@@ -101,7 +100,6 @@ class Demand:
             "draft_routes": known(self.draft_routes, np.int16),
             "texts": known(self.texts, np.int32),
             "of_target": np.array(self.of_target),
-            "draft_shares": known(self.draft_shares, np.float16),
         }
 
     def save(self, path: Path) -> None:
@@ -117,16 +115,13 @@ class Demand:
                 layers = tuple(
                     Layer(str(name), *map(int, row)) for name, row in zip(names, rows, strict=True)
                 )
-                routes, draft_routes, texts, shares = (
-                    file[name].astype(dtype) if file[name].size else None
-                    for name, dtype in (
-                        ("routes", np.int32), ("draft_routes", np.int32), ("texts", np.int32),
-                        ("draft_shares", np.float32),
-                    )
-                )  # fmt: skip
+                routes, draft_routes, texts = (
+                    file[name].astype(np.int32) if file[name].size else None
+                    for name in ("routes", "draft_routes", "texts")
+                )
                 counts, of_target = file["counts"].astype(np.int32), bool(file["of_target"])
                 verified, accepted = file["verified"], file["accepted"]
-                return cls(layers, counts, verified, accepted, routes, draft_routes, texts, of_target, shares)
+                return cls(layers, counts, verified, accepted, routes, draft_routes, texts, of_target)
         except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
             raise InputError(f"{path} is not a recording of demand: {error}") from None
 
@@ -142,17 +137,17 @@ class DemandRecorder:
         )
         """The number of experts that the target's routers are asked for, int32 [L]."""
         self._of_target = False
-        self._draft: tuple[Int32Array, Float32Array | None] | None = None
+        self._draft: Int32Array | None = None
         self._steps: list[tuple[npt.NDArray[Any], int, int]] = []
         self._routes: list[Int32Array] = []
-        self._drafts: list[tuple[Int32Array, Float32Array | None]] = []
+        self._drafts: list[Int32Array] = []
 
-    def drafted(self, routes: Int32Array, shares: Float32Array | None, *, of_target: bool = False) -> None:
+    def drafted(self, routes: Int32Array, *, of_target: bool = False) -> None:
         """Record what is predicted at the end of a draft, as in `View.draft_routes`.
 
         of_target: these are the choices of the target's routers.
         """
-        self._draft = routes.copy(), None if shares is None else shares.copy()
+        self._draft = routes.copy()
         self._of_target = of_target
 
     def verified(self, step: _core.Step, routes: Int32Array) -> None:
@@ -170,10 +165,8 @@ class DemandRecorder:
         if not self._steps:
             return None
         counts, verified, accepted = zip(*self._steps, strict=True)
-        shares = [each for _, each in self._drafts if each is not None]
-        routes, draft_routes, draft_shares = (
-            _stacked(each, fill) if len(each) == len(self._steps) else None
-            for each, fill in ((self._routes, -1), ([each for each, _ in self._drafts], -1), (shares, 0))
+        routes, draft_routes = (
+            _stacked(each) if len(each) == len(self._steps) else None for each in (self._routes, self._drafts)
         )
         return Demand(
             self._layers,
@@ -184,14 +177,13 @@ class DemandRecorder:
             draft_routes,
             np.ones(len(counts), np.int32),
             self._of_target,
-            draft_shares,
         )
 
 
-def _stacked(routes: list[npt.NDArray[Any]], fill: int) -> npt.NDArray[Any]:
-    """Return the routes of all steps, [T, L, tokens, U], padded with `fill` to the longest step."""
+def _stacked(routes: list[Int32Array]) -> Int32Array:
+    """Return the routes of all steps, [T, L, tokens, U], padded with -1 to the longest step."""
     shape = np.max([each.shape for each in routes], axis=0)
-    found = np.full((len(routes), *shape), fill, routes[0].dtype)
+    found = np.full((len(routes), *shape), -1, np.int32)
     for step, each in zip(found, routes, strict=True):
         n_layer, n_token, n_used = each.shape
         step[:n_layer, :n_token, :n_used] = each

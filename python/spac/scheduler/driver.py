@@ -12,7 +12,7 @@ import numpy as np
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.machine.arrays import BoolArray, Float32Array, Int32Array
+from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.demand import DemandRecorder, critical_only
 
@@ -37,10 +37,6 @@ class TargetRoutes(Protocol):
 
     def at_end(self, n: int) -> Int32Array:
         """Return the choices, int32 [L, T, U], after a draft of n tokens has ended."""
-
-    @property
-    def shares(self) -> Float32Array:
-        """The confidences of the last result of `drafted` or `at_end`, float32 [L, T, U]."""
 
 
 def layers_of(experts: _core.Experts) -> tuple[Layer, ...]:
@@ -149,7 +145,6 @@ class Driver:
         text: int = 0,
         routes: Int32Array | None = None,
         draft_routes: Int32Array | None = None,
-        draft_shares: Float32Array | None = None,
     ) -> None:
         """Pass an event to the scheduler. If the scheduler returns a plan, the plan holds from now on.
 
@@ -177,7 +172,6 @@ class Driver:
                     draft_routes=draft_routes
                     if scheduler.wants_draft_routes or self._routes is not None
                     else None,
-                    draft_shares=draft_shares,
                 )
                 plan = scheduler.on(event, view)
                 if plan is not None:
@@ -192,29 +186,23 @@ class Driver:
         return self._experts.routes() if self.scheduler.wants_routes else None
 
     def drafted(
-        self,
-        event: Event,
-        n_drafted: int,
-        routes: Int32Array | None,
-        shares: Float32Array | None,
-        step: int,
-        text: int = 0,
+        self, event: Event, n_drafted: int, routes: Int32Array | None, step: int, text: int = 0
     ) -> None:
         """Pass an event of a draft to the scheduler, on any thread, unless its step has been verified.
 
-        routes, shares: `View.draft_routes` and `View.draft_shares`, unless a tap on the draft tells them.
-        step: `step` at the event. Raise InputError if the plan's shape is not the model's.
+        routes: `View.draft_routes`, unless a tap on the draft tells them. step: `step` at the event. Raise
+        InputError if the plan's shape is not the model's.
         """
         with self._lock:
             if step != self._step:
                 return
             if self._routes is not None:
                 known = self._routes.drafted if event == Event.DRAFT_TOKEN else self._routes.at_end
-                routes, shares = known(n_drafted), self._routes.shares
+                routes = known(n_drafted)
                 if self.recorder is not None and event == Event.DRAFT_END:
-                    self.recorder.drafted(routes, shares, of_target=True)
+                    self.recorder.drafted(routes, of_target=True)
                 routes = self._wanted(routes)
-            self.raised(event, n_drafted=n_drafted, text=text, draft_routes=routes, draft_shares=shares)
+            self.raised(event, n_drafted=n_drafted, text=text, draft_routes=routes)
 
     def layer_drafted(self, token: int, chosen: Int32Array) -> None:
         """Pass on what the target's routers choose while the draft computes a token, on any thread.

@@ -20,7 +20,7 @@ experts". The paper leaves the link idle at first. That has no use here: a copy 
 delays nothing, because the CPU computes the experts that have not arrived. The "uncertainty" of later tokens
 has no use either: the target evaluates the tokens that the draft evaluated, whatever is accepted.
 
-*Confidence* (Equation 6). The paper's implementation hardly uses it, and neither does this. On the bundled
+*Confidence* (Equation 6). The paper's implementation hardly uses it, and this does not. On the bundled
 target, predictions that count as often as earlier ones of their confidence came true changed hits by 0.2
 points at most (bench/results/moe-speq-elb.txt).
 

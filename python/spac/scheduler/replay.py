@@ -116,7 +116,6 @@ def replay(
             state.settle(plan, max_uploads)
             return
         tokens = routes_of_step(drafts, step, scheduler)
-        shares = None if drafts is None or demand.draft_shares is None else demand.draft_shares[step]
         n_token, n_layer = max(1, n_drafted), len(demand.layers)
         for index in range(n_token):
             if Event.DRAFT_LAYER in scheduler.events and n_drafted:
@@ -131,14 +130,10 @@ def replay(
                 state.settle(plan, _share(max_uploads, index, n_token))
             if n_drafted:
                 seen = tokens[:, : index + 1]
-                known = None if shares is None else shares[:, : seen.shape[1]]
-                now = replace(view, step=step, n_drafted=index + 1, draft_routes=seen, draft_shares=known)
-                ask(Event.DRAFT_TOKEN, now)
+                ask(Event.DRAFT_TOKEN, replace(view, step=step, n_drafted=index + 1, draft_routes=seen))
         at_once = None if max_uploads is None else 0  # the verification follows the last token
         state.settle(plan, at_once)
-        known = None if shares is None else shares[:, : tokens.shape[1]]
-        now = replace(view, step=step, n_drafted=n_drafted, draft_routes=tokens, draft_shares=known)
-        ask(Event.DRAFT_END, now)
+        ask(Event.DRAFT_END, replace(view, step=step, n_drafted=n_drafted, draft_routes=tokens))
         state.settle(plan, at_once)
 
     ask(Event.START, view)
