@@ -99,7 +99,7 @@ def make_parser() -> Parser:
     )  # fmt: skip
     server.add_argument(
         "--loop", choices=LOOPS, default="own",
-        help="what generates: spac's own loop, or that of llama.cpp's server with spac's hooks, a trial "
+        help="what generates: spac's own loop, or that of llama.cpp's server with spac's hooks "
         "(default: %(default)s)",
     )  # fmt: skip
     chat = parser.add_argument_group("chat")

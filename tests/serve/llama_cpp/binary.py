@@ -12,22 +12,22 @@ SAME = {
     "--port", "--host", "--temp", "--seed", "--model", "--model-draft", "--batch-size", "--ubatch-size",
     "--alias", "--ctx-size", "--parallel", "-ctk", "-ctv", "-fa", "--slot-save-path", "--spec-type",
     "--api-key", "--spec-draft-n-max", "--spec-draft-n-min", "--chat-template", "--chat-template-file",
-    "--cache-ram", "--n-gpu-layers", "--threads", "--reasoning",
+    "--cache-ram", "--n-gpu-layers", "--threads", "--reasoning", "--pooling",
 }  # fmt: skip
 """Options with a value that `spac serve` has too."""
-SAME_SWITCHES = {"--swa-full", "--verbose"}
+SAME_SWITCHES = {"--swa-full", "--verbose", "--embedding"}
 ALWAYS = {
     "--cont-batching", "--metrics", "--slots", "--jinja", "--kv-unified", "--offline", "--no-mmproj",
     "--no-ui",
 }  # fmt: skip
 """Switches for what is always so."""
 LACKS = {
-    "--no-slots", "--no-jinja", "--context-shift", "--embedding", "--reranking", "--no-cache-idle-slots",
+    "--no-slots", "--no-jinja", "--context-shift", "--reranking", "--no-cache-idle-slots",
     "--ui-mcp-proxy", "--no-models-autoload", "--backend_sampling",
 }  # fmt: skip
 """Switches that `spac serve --loop llama.cpp` does not have. They are left out, and tests show the result."""
 LACKS_VALUE = {
-    "--tags", "--pooling", "--lora", "--reasoning-format", "--media-path", "--mmproj-url", "--grp-attn-n",
+    "--tags", "--lora", "--reasoning-format", "--media-path", "--mmproj-url", "--grp-attn-n",
     "--sleep-idle-seconds", "--grp-attn-w", "--spec-synth-len", "--spec-synth-rates", "--tools",
     "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json", "--models-dir", "--models-max",
     "--models-preset", "--cors-origins", "--model-url", "--hf-repo", "--hf-file", "--n-predict",
@@ -37,7 +37,7 @@ FIXED = (
     "--loop", "llama.cpp", "--device", "simulated", "--slots", "25%", "--state", "off", "--queue", "64",
     "--drain-seconds", "0",
 )  # fmt: skip
-"""The trial's own options: experts are split over a device of slots and the CPU."""
+"""Our own options: experts are split over a device of slots and the CPU."""
 
 
 def translated(words: Sequence[str], model: str) -> list[str]:
@@ -47,6 +47,8 @@ def translated(words: Sequence[str], model: str) -> list[str]:
         ours += ["--model", model]
     if "--threads" not in given:
         ours += ["--threads", "1"]
+    if "--embedding" in given and "--pooling" not in given:
+        ours += ["--pooling", "mean"]  # as the file of llama.cpp's tests says, and ours does not
     while given:
         option = given.pop(0)
         if option in SAME:

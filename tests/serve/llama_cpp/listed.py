@@ -6,25 +6,25 @@ A pattern is one of fnmatch's for a test's name, with round brackets around its 
 from __future__ import annotations
 
 LISTED: dict[str, tuple[str, ...]] = {
-    "the trial has no router: one server has one model": (
+    "spac serve has no router: one server has one model": (
         "test_router.py::*", "test_stream.py::*", "test_security.py::test_cors_origins_localhost_*",
     ),
-    "the trial has no tools, MCP servers or proxy for llama-server's page": (
+    "spac serve has no tools, MCP servers or proxy for llama-server's page": (
         "test_mcp_servers.py::*", "test_tools_builtin.py::*", "test_proxy.py::*",
         "test_security.py::test_cors_origins_defaults_to_localhost_with_tools_enabled",
         "test_security.py::test_cors_proxy_only_forwards_explicit_proxy_headers",
     ),
-    "the trial has no page": (
+    "spac serve has a page of its own": (
         "test_basic.py::test_no_ui", "test_security.py::test_access_static_assets_without_api_key",
     ),
-    "the trial does not sleep: its slots are the engine's": ("test_sleep.py::*",),
-    "the trial has no interface of Google's cloud": ("test_compat_gcp.py::*",),
-    "the trial has no embeddings": (
-        "test_embedding.py::*", "test_rerank.py::*",
-        "test_metrics.py::test_metrics_embedding_prompt_is_counted",
+    "spac serve does not sleep: its slots are the engine's": ("test_sleep.py::*",),
+    "spac serve has no interface of Google's cloud": ("test_compat_gcp.py::*",),
+    "spac serve has no reranking, and no embeddings without a pooling": (
+        "test_rerank.py::*", "test_embedding.py::test_embedding_pooling_none*",
     ),
-    "the trial has no adapters": ("test_lora.py::*",),
-    "the trial has no images, and the tests download theirs": (
+    "it downloads its adapters": ("test_lora.py::*",),
+    "it downloads its images": (
+        "test_slot_save.py::test_slot_restore_media_file_without_mmproj",
         "test_vision_api.py::*", "test_security.py::test_local_media_file(*",
         "test_slot_save.py::test_slot_save_restore_text_only_on_multimodal",
         "test_slot_save.py::test_slot_*image*", "test_compat_anthropic.py::test_anthropic_*vision*",
@@ -49,12 +49,11 @@ LISTED: dict[str, tuple[str, ...]] = {
         "test_compat_oai_responses.py::test_responses_with_openai_library",
         "test_compat_oai_responses.py::test_responses_stream_with_openai_library",
         "test_infill.py::test_infill_with*",
+        "test_embedding.py::test_embedding_usage_*",
+        "test_embedding.py::test_embedding_error_prompt_too_long",
         "test_ctx_shift.py::test_ctx_shift_enabled",
         "test_ctx_shift.py::test_ctx_shift_disabled_short_prompt(-1-*",
         "test_ctx_shift.py::test_ctx_shift_disabled_long_prompt",
-    ),
-    "it downloads its images": (
-        "test_slot_save.py::test_slot_restore_media_file_without_mmproj",
     ),
     "spac serve has the switch always on (--metrics, --slots, --cache-idle-slots)": (
         "test_basic.py::test_server_slots", "test_metrics.py::test_metrics_disabled",
