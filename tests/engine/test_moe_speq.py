@@ -93,10 +93,14 @@ class Followed(MoeSpeqScheduler):
     def __init__(self) -> None:
         super().__init__()
         self.threads: set[tuple[Event, bool]] = set()
+        self.most_misses = 0
 
     def on(self, event: Event, view: View) -> Plan | None:
         self.threads.add((event, get_ident() == main_thread().ident))
-        return super().on(event, view)
+        plan = super().on(event, view)
+        if self.window_misses is not None:  # None in a step whose draft's end came too late to be followed
+            self.most_misses = max(self.most_misses, int(self.window_misses.max()))
+        return plan
 
 
 @pytest.mark.parametrize(
@@ -120,5 +124,4 @@ def test_drafts_are_followed_beside_the_decoding_thread(draft, recorded, draft_t
     assert not by_event[Event.DRAFT_END]
     if recorder is not None:
         assert recorder.demand.draft_routes is not None
-    assert subject.window_misses is not None
-    assert subject.window_misses.max() > 0
+    assert subject.most_misses > 0
