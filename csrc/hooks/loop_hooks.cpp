@@ -118,23 +118,23 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         return;
     }
     SpanScope scope(*trace_, Activity::draft);
-    start_ = Clock::now();
-    if (drafts_ == nullptr) {
-        run();
-    } else {
-        is_drafting_ = true;
-        try {
+    start_       = Clock::now();
+    is_drafting_ = true;
+    try {
+        if (drafts_ == nullptr) {
+            run();
+        } else {
             drafts_->draft(requests, [&](llama_token token, int index) {
                 if (listeners_.draft_token) {
                     listeners_.draft_token(token, index, drafts_->routes());
                 }
             });
-        } catch (...) {
-            is_drafting_ = false;
-            throw;
         }
+    } catch (...) {
         is_drafting_ = false;
+        throw;
     }
+    is_drafting_ = false;
     draft_ns_ += ns_since(start_);
     std::vector<int32_t> all;
     for (const auto & each : requests) {
@@ -165,7 +165,7 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
                       const std::set<llama_seq_id> & sequences, int n_asking) {
     const AbortGuard::Pause pause;
     if (is_drafting_) {
-        return run(); // the draft's time is measured as a whole
+        return run(); // draft() measures the time
     }
     if (ctx != target_) {
         const auto start  = Clock::now();

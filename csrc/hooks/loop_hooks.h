@@ -99,7 +99,7 @@ class LoopHooks : NotCopied {
     std::unique_ptr<ParallelDrafts>           drafts_; // null: llama.cpp's loop drafts
     Listeners                                 listeners_;
     LoopListeners                             more_;
-    bool                                      is_drafting_ = false; // true: drafts_ calls llama.cpp's functions
+    bool                                      is_drafting_ = false; // true: a draft is made
     bool                                      has_drafted_ = false; // true: the draft of the next step has ended
     ParallelStep                              step_;                // the one whose tokens are being sampled
     int                                       n_awaited_ = 0;       // slots of the step that have not sampled yet

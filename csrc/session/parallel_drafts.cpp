@@ -46,7 +46,7 @@ ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Con
 
 ParallelDrafts::ParallelDrafts(const DraftConfig & config, Context & target, llama_context * draft_ctx,
                                std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
-    : config_(config), targets_{&target}, interrupt_(interrupt), is_told_(true) {
+    : config_(config), targets_{&target}, interrupt_(interrupt), is_told_(drafts_itself(config)) {
     lookups_.push_back(std::make_unique<Speculator>(config, target, draft_ctx, std::move(draft_experts), interrupt));
 }
 
@@ -172,7 +172,13 @@ void ParallelDrafts::draft(const std::vector<Request> &                  request
         for (const auto & each : requests) {
             auto & lookup = *lookups_[each.index];
             if (is_told_) {
-                targets_[each.index]->adopt(*each.tokens);
+                auto &    target = *targets_[each.index];
+                const int n_held = llama_memory_seq_pos_max(llama_get_memory(target.get()), target.seq_id()) + 1;
+                if (n_held != static_cast<int>(each.tokens->size())) {
+                    each.draft->clear(); // the tokens are not all that the memory holds, as beside images
+                    continue;
+                }
+                target.adopt(*each.tokens);
             }
             *each.draft = lookup.draft(*each.tokens, each.last, std::min(each.n_max, lookup.n_max()), on_token);
         }

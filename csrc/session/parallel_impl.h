@@ -34,7 +34,8 @@ class ParallelDrafts : NotCopied {
     ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets, llama_context * draft_ctx,
                    Interrupt & interrupt);
     // The drafts of one sequence, whose draft model, or the target with "self", drafts token by token. `target` need
-    // not know what its memory holds: draft() tells it. `draft_experts` are those of Speculator.
+    // not know what its memory holds: draft() tells it, and drafts nothing where that is not the request's tokens.
+    // `draft_experts` are those of Speculator.
     ParallelDrafts(const DraftConfig & config, Context & target, llama_context * draft_ctx,
                    std::shared_ptr<Experts> draft_experts, Interrupt & interrupt);
     ~ParallelDrafts();
@@ -73,7 +74,7 @@ class ParallelDrafts : NotCopied {
     Interrupt &                              interrupt_;
     std::vector<std::unique_ptr<Speculator>> lookups_;          // n-grams; empty with a draft model
     std::vector<Context>                     drafts_;           // the draft model's sequences; empty without one
-    bool                                     is_told_  = false; // true: draft() tells the target what it holds
+    bool                                     is_told_  = false; // true: "self" with a target that is not told
     int                                      capacity_ = 0;     // tokens that all of these hold together
     common_params_speculative                params_;
     common_speculative_ptr                   spec_;

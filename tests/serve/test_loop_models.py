@@ -21,7 +21,7 @@ import pytest
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
-from spac.engine import Engine
+from spac.engine import Engine, slots
 from spac.engine.server_loop import LoopOptions
 from tests.conftest import TinyModel
 from tests.engine.replay import Recording, replay_all
@@ -190,6 +190,31 @@ def expected_of_pictures(
     assert done.returncode == 0, done.stderr[-2000:]
     out = np.load(folder / "out.npz")
     return [out[f"tokens{i}"].tolist() for i in range(len(jobs))]
+
+
+@pytest.mark.parametrize("draft", ["simple", "self"])
+def test_images_of_one_client(
+    draft: str,
+    tiny_model: TinyModel,
+    projectors: dict[str, Path],
+    reference_lib: Path,
+    tmp_path: Path,
+    alone: Callable[..., list[Tokens]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots, "QUANT", "q8_0")
+    chosen = {"draft": tiny_model("qwen3", n_layer=1)} if draft == "simple" else {"draft_type": "self"}
+    target = tiny_model("qwen3vlmoe", options={"deepstack": 1})
+    [expected] = expected_of_pictures(target, projectors["qwen3vlmoe"], [PICTURES], reference_lib, tmp_path)
+    config = EngineConfig(
+        target=target, mmproj=projectors["qwen3vlmoe"], draft_length=3,
+        **{**OPTIONS, "ubatch": 128, "parallel": 1, **chosen},
+    )  # fmt: skip
+    with Engine(config, serves=LoopOptions("x")) as engine:
+        text = engine.tokenize(PROMPTS[0]).tolist()
+        for _ in range(2):
+            assert seen(engine, PICTURES) == expected
+            assert [answer(engine, text)] == alone(target, [text])
 
 
 @pytest.mark.parametrize("draft", ["none", "ngram", "simple"])
