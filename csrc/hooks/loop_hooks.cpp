@@ -1,10 +1,8 @@
 #include "hooks/loop_hooks.h"
 
-#include "../src/llama-batch.h"   // for the tokens of a batch, which no public function returns
-#include "../src/llama-context.h" // likewise for whether it makes embeddings
+#include "../src/llama-context.h" // for whether it makes embeddings, which no public function returns
 #include "backend/experts/experts.h"
 #include "core/error.h"
-#include "server-common.h"
 #include "session/checkpoints.h"
 #include "session/llama_models.h"
 #include "session/token_sampler.h"
@@ -30,11 +28,6 @@ void set_fault(std::string cause) {
     fault = std::move(cause);
 }
 
-std::string last_fault() {
-    const std::lock_guard hold(fault_lock);
-    return fault;
-}
-
 bool is_bad(float logit) { return std::isnan(logit) || logit == INFINITY; }
 
 // Work during which nobody changes the slots.
@@ -50,6 +43,11 @@ class Region : NotCopied {
 } // namespace
 
 LoopHooks * LoopHooks::current() { return hooks; }
+
+std::string LoopHooks::last_fault() {
+    const std::lock_guard hold(fault_lock);
+    return fault;
+}
 
 LoopHooks::LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace,
                      std::shared_ptr<Gate> gate, int n_slots, int n_rows)
@@ -378,155 +376,3 @@ void LoopHooks::end_step() {
 }
 
 } // namespace spac
-
-using spac::LoopHooks;
-
-// The linker calls these in place of llama.cpp's functions.
-extern "C" {
-int32_t __real_llama_process(llama_context * ctx, llama_process_type type, llama_batch_ext * batch);
-
-int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama_batch_ext * batch) {
-    const auto   run   = [&] { return __real_llama_process(ctx, type, batch); };
-    auto * const hooks = LoopHooks::current();
-    if (hooks == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) {
-        return run();
-    }
-    std::set<llama_seq_id> sequences, asking;
-    int                    n_outputs = 0;
-    for (const auto & token : batch->tokens) {
-        sequences.insert(token.seq_ids.begin(), token.seq_ids.end());
-        if (token.output) {
-            asking.insert(token.seq_ids.begin(), token.seq_ids.end());
-            ++n_outputs;
-        }
-    }
-    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs, sequences,
-                         static_cast<int>(asking.size()));
-}
-
-common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
-    const std::string & message, error_type type);
-
-common_json __wrap__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
-    const std::string & message, error_type type) {
-    const std::string caught = "got exception: "; // of a slot
-    std::string       cause  = message.rfind(caught, 0) == 0 ? message.substr(caught.size()) : message;
-    if (cause == "Compute error.") {
-        const auto known = spac::last_fault();
-        cause            = known.empty() ? cause : known;
-    }
-    return __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
-        cause, cause.rfind("the grammar ", 0) == 0 ? ERROR_TYPE_INVALID_REQUEST : type);
-}
-
-void __real__Z24common_speculative_draftP18common_speculative(common_speculative * spec);
-
-void __wrap__Z24common_speculative_draftP18common_speculative(common_speculative * spec) {
-    const auto run = [&] { __real__Z24common_speculative_draftP18common_speculative(spec); };
-    if (auto * const hooks = LoopHooks::current()) {
-        hooks->draft(spec, run);
-    } else {
-        run();
-    }
-}
-
-void __real__Z25common_speculative_acceptP18common_speculativeit(common_speculative * spec, llama_seq_id slot,
-                                                                 uint16_t n);
-
-void __wrap__Z25common_speculative_acceptP18common_speculativeit(common_speculative * spec, llama_seq_id slot,
-                                                                 uint16_t n) {
-    auto * const hooks = LoopHooks::current();
-    if (hooks == nullptr || !hooks->accept(slot, n)) {
-        __real__Z25common_speculative_acceptP18common_speculativeit(spec, slot, n);
-    }
-}
-
-common_sampler *
-__real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const llama_model *      model,
-                                                                       common_params_sampling & params);
-
-common_sampler *
-__wrap__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const llama_model *      model,
-                                                                       common_params_sampling & params) {
-    auto * const hooks = LoopHooks::current();
-    if (hooks == nullptr) {
-        return __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
-    }
-    hooks->check(model, params);
-    auto * const sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
-    hooks->add(sampler, params);
-    return sampler;
-}
-
-common_sampler * __real__Z20common_sampler_cloneP14common_sampler(common_sampler * sampler);
-
-common_sampler * __wrap__Z20common_sampler_cloneP14common_sampler(common_sampler * sampler) {
-    auto * const copied = __real__Z20common_sampler_cloneP14common_sampler(sampler);
-    if (auto * const hooks = LoopHooks::current()) {
-        hooks->copy(sampler, copied);
-    }
-    return copied;
-}
-
-void __real__Z19common_sampler_freeP14common_sampler(common_sampler * sampler);
-
-void __wrap__Z19common_sampler_freeP14common_sampler(common_sampler * sampler) {
-    if (auto * const hooks = LoopHooks::current()) {
-        hooks->remove(sampler);
-    }
-    __real__Z19common_sampler_freeP14common_sampler(sampler);
-}
-
-llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
-                                                                                llama_context * ctx, int row,
-                                                                                bool first);
-
-llama_token __wrap__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
-                                                                                llama_context * ctx, int row,
-                                                                                bool first) {
-    const auto run = [&] {
-        return __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx, row, first);
-    };
-    auto * const hooks = LoopHooks::current();
-    if (hooks == nullptr) {
-        return run();
-    }
-    llama_token token = hooks->sampling(ctx, sampler) ? spac::greedy_token(ctx, row) : -1;
-    if (token < 0) {
-        token = run();
-    }
-    hooks->sampled(ctx, {token}, 0, row);
-    return token;
-}
-
-llama_tokens __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
-    common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
-    bool first);
-
-llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
-    common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
-    bool first) {
-    const auto run = [&] {
-        return __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
-            sampler, ctx, rows, draft, first);
-    };
-    auto * const hooks = LoopHooks::current();
-    if (hooks == nullptr) {
-        return run();
-    }
-    llama_tokens tokens;
-    if (hooks->sampling(ctx, sampler)) {
-        const auto * const vocab = llama_model_get_vocab(llama_get_model(ctx));
-        tokens                   = spac::sample_draft(sampler, vocab, draft, [&](size_t i) {
-            const llama_token token = spac::greedy_token(ctx, rows[i]);
-            return token >= 0 ? token
-                                                : __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx,
-                                                                                                                      rows[i], first);
-        });
-    } else {
-        tokens = run();
-    }
-    hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[tokens.size() - 1]);
-    return tokens;
-}
-}

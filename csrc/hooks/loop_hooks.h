@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 
 struct common_sampler;
 
@@ -28,6 +29,8 @@ class LoopHooks : NotCopied {
   public:
     // Returns the hooks of the loop that runs on this thread, or null.
     static LoopHooks * current();
+    // Returns why the last decode of any loop failed, where it is known.
+    static std::string last_fault();
 
     // `gate` is held while the loop drafts, decodes the target and calls listeners. `n_slots` is the number of its
     // slots, and `n_rows` the largest number of tokens of a step.

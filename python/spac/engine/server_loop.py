@@ -40,7 +40,7 @@ class LoopOptions:
     is_verbose: bool = False
     """True if answers also tell what became of their request, and the loop writes its log to stderr."""
     pooling: str | None = None
-    """How embeddings make one vector of a text's tokens, a key of `POOLINGS`; None for no embeddings."""
+    """The way to make one vector of a text's tokens, a key of `POOLINGS`; None for no embeddings."""
 
 
 def check_loop(config: EngineConfig) -> None:

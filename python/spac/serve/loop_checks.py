@@ -1,4 +1,4 @@
-"""What a request needs before llama.cpp's handlers see it: limits of schemas and grammars, images' data."""
+"""Work on requests before llama.cpp's handlers see them: limits of schemas and grammars, images' data."""
 
 from __future__ import annotations
 

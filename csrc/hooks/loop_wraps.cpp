@@ -1,0 +1,162 @@
+// The functions of llama.cpp that the linker leads to LoopHooks.
+#include "hooks/loop_hooks.h"
+
+#include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
+#include "server-common.h"
+#include "session/token_sampler.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+using spac::LoopHooks;
+
+// The linker calls these in place of llama.cpp's functions.
+extern "C" {
+int32_t __real_llama_process(llama_context * ctx, llama_process_type type, llama_batch_ext * batch);
+
+int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama_batch_ext * batch) {
+    const auto   run   = [&] { return __real_llama_process(ctx, type, batch); };
+    auto * const hooks = LoopHooks::current();
+    if (hooks == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) {
+        return run();
+    }
+    std::set<llama_seq_id> sequences, asking;
+    int                    n_outputs = 0;
+    for (const auto & token : batch->tokens) {
+        sequences.insert(token.seq_ids.begin(), token.seq_ids.end());
+        if (token.output) {
+            asking.insert(token.seq_ids.begin(), token.seq_ids.end());
+            ++n_outputs;
+        }
+    }
+    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs, sequences,
+                         static_cast<int>(asking.size()));
+}
+
+common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
+    const std::string & message, error_type type);
+
+common_json __wrap__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
+    const std::string & message, error_type type) {
+    const std::string caught = "got exception: "; // of a slot
+    std::string       cause  = message.rfind(caught, 0) == 0 ? message.substr(caught.size()) : message;
+    if (cause == "Compute error.") {
+        const auto known = LoopHooks::last_fault();
+        cause            = known.empty() ? cause : known;
+    }
+    return __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
+        cause, cause.rfind("the grammar ", 0) == 0 ? ERROR_TYPE_INVALID_REQUEST : type);
+}
+
+void __real__Z24common_speculative_draftP18common_speculative(common_speculative * spec);
+
+void __wrap__Z24common_speculative_draftP18common_speculative(common_speculative * spec) {
+    const auto run = [&] { __real__Z24common_speculative_draftP18common_speculative(spec); };
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->draft(spec, run);
+    } else {
+        run();
+    }
+}
+
+void __real__Z25common_speculative_acceptP18common_speculativeit(common_speculative * spec, llama_seq_id slot,
+                                                                 uint16_t n);
+
+void __wrap__Z25common_speculative_acceptP18common_speculativeit(common_speculative * spec, llama_seq_id slot,
+                                                                 uint16_t n) {
+    auto * const hooks = LoopHooks::current();
+    if (hooks == nullptr || !hooks->accept(slot, n)) {
+        __real__Z25common_speculative_acceptP18common_speculativeit(spec, slot, n);
+    }
+}
+
+common_sampler *
+__real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const llama_model *      model,
+                                                                       common_params_sampling & params);
+
+common_sampler *
+__wrap__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const llama_model *      model,
+                                                                       common_params_sampling & params) {
+    auto * const hooks = LoopHooks::current();
+    if (hooks == nullptr) {
+        return __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
+    }
+    hooks->check(model, params);
+    auto * const sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
+    hooks->add(sampler, params);
+    return sampler;
+}
+
+common_sampler * __real__Z20common_sampler_cloneP14common_sampler(common_sampler * sampler);
+
+common_sampler * __wrap__Z20common_sampler_cloneP14common_sampler(common_sampler * sampler) {
+    auto * const copied = __real__Z20common_sampler_cloneP14common_sampler(sampler);
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->copy(sampler, copied);
+    }
+    return copied;
+}
+
+void __real__Z19common_sampler_freeP14common_sampler(common_sampler * sampler);
+
+void __wrap__Z19common_sampler_freeP14common_sampler(common_sampler * sampler) {
+    if (auto * const hooks = LoopHooks::current()) {
+        hooks->remove(sampler);
+    }
+    __real__Z19common_sampler_freeP14common_sampler(sampler);
+}
+
+llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
+                                                                                llama_context * ctx, int row,
+                                                                                bool first);
+
+llama_token __wrap__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
+                                                                                llama_context * ctx, int row,
+                                                                                bool first) {
+    const auto run = [&] {
+        return __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx, row, first);
+    };
+    auto * const hooks = LoopHooks::current();
+    if (hooks == nullptr) {
+        return run();
+    }
+    llama_token token = hooks->sampling(ctx, sampler) ? spac::greedy_token(ctx, row) : -1;
+    if (token < 0) {
+        token = run();
+    }
+    hooks->sampled(ctx, {token}, 0, row);
+    return token;
+}
+
+llama_tokens __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
+    common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
+    bool first);
+
+llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
+    common_sampler * sampler, llama_context * ctx, const std::vector<int> & rows, const llama_tokens & draft,
+    bool first) {
+    const auto run = [&] {
+        return __real__Z34common_sampler_sample_and_accept_nP14common_samplerP13llama_contextRKSt6vectorIiSaIiEES7_b(
+            sampler, ctx, rows, draft, first);
+    };
+    auto * const hooks = LoopHooks::current();
+    if (hooks == nullptr) {
+        return run();
+    }
+    llama_tokens tokens;
+    if (hooks->sampling(ctx, sampler)) {
+        const auto * const vocab = llama_model_get_vocab(llama_get_model(ctx));
+        tokens                   = spac::sample_draft(sampler, vocab, draft, [&](size_t i) {
+            const llama_token token = spac::greedy_token(ctx, rows[i]);
+            return token >= 0 ? token
+                                                : __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(sampler, ctx,
+                                                                                                                      rows[i], first);
+        });
+    } else {
+        tokens = run();
+    }
+    hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[tokens.size() - 1]);
+    return tokens;
+}
+}
