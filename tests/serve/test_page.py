@@ -22,7 +22,7 @@ from spac.engine import Engine
 from spac.serve.page import FILES, html_of, live
 from spac.serve.page.live import LiveFeed
 from spac.stats import RunStats
-from tests.serve.conftest import KEY, Server, in_thread
+from tests.serve.conftest import KEY, Server, tokens_on_page
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -218,20 +218,10 @@ def test_many_steps_make_few_snapshots():
 
 
 def test_a_server_streams_what_its_engine_does(server):
-    connection = server.connection()
-    connection.request("GET", "/page/events", headers={"authorization": f"Bearer {KEY}"})
-    thread, _ = in_thread(
+    tokens = tokens_on_page(
+        server,
         lambda: server.client().completions.create(
             model="demo", prompt="d", max_tokens=60, logit_bias={"0": -100}
-        )
+        ),
     )
-    tokens, phase = 0, ""
-    with connection.getresponse() as response:
-        while not tokens or phase != "idle":
-            line = response.readline()
-            if line.startswith(b'data: {"phase"'):
-                snapshot = json.loads(line[6:])
-                tokens, phase = tokens + snapshot["tokens"], snapshot["phase"]
-    thread.join()
-    connection.close()
     assert tokens >= 60, "the last step may draft more than is wanted"
