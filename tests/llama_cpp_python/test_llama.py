@@ -436,3 +436,9 @@ def test_a_window_that_came_back_goes_to_llama_cpps_own_loop(tiny_model: TinyMod
     assert llm.engine.session is not None
     assert llm.engine.session.cached["n_recalled"] == 1
     assert take(llm, edited, 24, logits_processor=processor) == expected
+
+
+def test_an_emptied_context_has_scores_to_show(split: Llama) -> None:
+    """llama_cpp shows a criterion the last row after an answer, also where the memory could not go back."""
+    split.reset()
+    assert split._scores[-1, :].shape == (split.n_vocab(),)

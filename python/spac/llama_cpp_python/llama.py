@@ -344,8 +344,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def _scores(self) -> npt.NDArray[np.single]:
-        """The scores that llama_cpp shows to stopping criteria; with `parallel`, a row that says nothing."""
-        scores: npt.NDArray[np.single] = self.scores[:1, :] if self._threads is not None else super()._scores
+        """The scores that llama_cpp shows to stopping criteria; with `parallel`, a row that says nothing.
+
+        There is a row also where the context has been emptied, because its memory could not go back.
+        """
+        n_rows = 1 if self._threads is not None else max(1, self.n_tokens)
+        scores: npt.NDArray[np.single] = self.scores[:n_rows, :]
         return scores
 
     def _begin_anew(self, tokens: Sequence[int]) -> None:
