@@ -27,7 +27,7 @@ from typing import IO, Any, Self
 ROOT = Path(__file__).resolve().parent.parent
 IMPORTED = (
     "spac.run", "spac.chat.app", "spac.engine", "llama_cpp", "gguf", "spac.serve.app", "spac.serve.server",
-    "spac.serve.routes", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "uvicorn.loops.auto",
+    "spac.serve.front", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "uvicorn.loops.auto",
 )  # fmt: skip
 TIMEOUT_S = 120
 SIZE = 1 << 20  # of a job: its environment is the largest part

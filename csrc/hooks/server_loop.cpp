@@ -137,12 +137,10 @@ class Response : public LoopResponse {
             if (request_.path == "/set-lora-adapters" && response_->status == 200) {
                 set_adapter_scales(request_.body);
             }
-        } catch (const std::invalid_argument & error) {
-            response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
-        } catch (const InputError & error) {
-            response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
-        } catch (const std::exception & error) {
+        } catch (const std::bad_alloc & error) {
             response_ = fault(error.what(), ERROR_TYPE_SERVER);
+        } catch (const std::exception & error) { // a handler reads the request, and the slots answer it
+            response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
         }
     }
 

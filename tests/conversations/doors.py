@@ -254,7 +254,7 @@ class LoopDoor(ServerDoor):
     shares_overflows = True
 
     def __init__(self, setup: Setup, parallel: int) -> None:
-        super().__init__(setup, parallel, "--loop", "llama.cpp")
+        super().__init__(setup, parallel)
         if "draft_length" in setup.options:
             self.ways = ("text",)
         if "slots" in setup.options:

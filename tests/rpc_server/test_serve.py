@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.cli.conftest import ONE_THREAD
 from tests.rpc_server.test_layers import PROMPT
 from tests.serve.conftest import Server
@@ -19,10 +17,9 @@ def completion(served: Server) -> tuple[int, str]:
     return status, answer["choices"][0]["text"] if status == 200 else answer["error"]["message"]
 
 
-@pytest.mark.parametrize("loop", ["own", "llama.cpp"])
-def test_serve(loop, start_server, tmp_path):
+def test_serve(start_server, tmp_path):
     server = start_server()
-    fixed = (*ONE_THREAD, "--device", "simulated", "--parallel", "2", "--draft-max", "0", "--loop", loop)
+    fixed = (*ONE_THREAD, "--device", "simulated", "--parallel", "2", "--draft-max", "0")
     served = Server(tmp_path, "--rpc", server.address, "--rpc-layers", "2", fixed=fixed)
     try:
         status, text = completion(served)

@@ -1,21 +1,14 @@
 """Chats and embeddings of a server through LangChain's classes for OpenAI. Prints what they give, as JSON.
 
-python langchain_client.py '{"chats": URL, "embeddings": URL, "key": …, "saying": …, "calling": …}'
+python langchain_client.py '{"chats": URL, "embeddings": URL, "key": …, "saying": …}'
 """
 
 import json
 import sys
 
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 given = json.loads(sys.argv[1])
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Return the sum."""
-    return a + b
 
 
 def chat(grammar: str) -> ChatOpenAI:
@@ -30,12 +23,10 @@ embeddings = OpenAIEmbeddings(
     check_embedding_ctx_length=False,  # else it sends the tokens of another model
 )  # fmt: skip
 answer, parts = chat(given["saying"]).invoke("hello"), list(chat(given["saying"]).stream("hello"))
-called = chat(given["calling"]).bind_tools([add]).invoke("what is 1 + 22?")
 made = {
     "answer": answer.content,
     "n_in": answer.usage_metadata["input_tokens"],
     "parts": [part.content for part in parts],
-    "calls": [[call["name"], call["args"]] for call in called.tool_calls],
     "vectors": embeddings.embed_documents(given["texts"]),
 }
 print(json.dumps(made))

@@ -1,6 +1,6 @@
 """Chats and embeddings of a server through LiteLLM. Prints what it gives, as JSON.
 
-python litellm_client.py '{"chats": URL, "embeddings": URL, "key": …, "saying": …, "calling": …}'
+python litellm_client.py '{"chats": URL, "embeddings": URL, "key": …, "saying": …}'
 """
 
 import json
@@ -13,12 +13,6 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks the 
 import litellm
 
 given = json.loads(sys.argv[1])
-SUM = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-}
-ADD = {"type": "function", "function": {"name": "add", "description": "the sum", "parameters": SUM}}
 
 
 def ask(grammar: str, **more: Any) -> Any:
@@ -29,7 +23,6 @@ def ask(grammar: str, **more: Any) -> Any:
 
 
 answer, parts = ask(given["saying"]), list(ask(given["saying"], stream=True))
-called = ask(given["calling"], tools=[ADD]).choices[0].message.tool_calls
 embedded = litellm.embedding(
     model="openai/demo", api_base=given["embeddings"], api_key=given["key"], input=given["texts"],
     encoding_format="float",
@@ -38,7 +31,6 @@ made = {
     "answer": answer.choices[0].message.content,
     "n_in": answer.usage.prompt_tokens,
     "parts": [part.choices[0].delta.content or "" for part in parts],
-    "calls": [[call.function.name, json.loads(call.function.arguments)] for call in called],
     "vectors": [each["embedding"] for each in embedded.data],
 }
 print(json.dumps(made))

@@ -15,13 +15,13 @@ from tests.serve.conftest import Server
 USER = [{"role": "user", "content": "x"}]
 
 
-@pytest.fixture(scope="module", params=["1", "2", "2 --loop llama.cpp"])
+@pytest.fixture(scope="module", params=["1", "2"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a server of its own: a recipe that is not refused would end or stop it."""
     folder = tmp_path_factory.mktemp("limits")
     template = folder / "template.jinja"
     template.write_text(THINKING)
-    options = ("--threads", "1", "--draft-length", "0", "--parallel", *request.param.split())
+    options = ("--threads", "1", "--draft-length", "0", "--parallel", request.param)
     server = Server(folder, "--ctx", "2048", "--chat-template-file", str(template), fixed=options)
     yield server
     server.kill()
@@ -58,7 +58,6 @@ def test_schemas_at_other_doors(server: Server, name: str) -> None:
     form = {"type": "json_schema", "name": "s", "schema": schema}
     tool = {"type": "function", "name": "f", "parameters": schema}
     for path, body in [
-        ("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object", "schema": schema}}),
         ("/completion", {"prompt": "x", "json_schema": schema}),
         ("/v1/responses", {"input": "x", "text": {"format": form}}),
         ("/v1/responses", {"input": "x", "tools": [tool], "tool_choice": "required"}),

@@ -281,7 +281,7 @@ def probabilities(engine: Engine, prompt: str) -> list[float]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("loop")
-    fixed = (*ONE_THREAD, "--loop", "llama.cpp", "--parallel", "2", "--ctx", "2048", "--queue", "1",
+    fixed = (*ONE_THREAD, "--parallel", "2", "--ctx", "2048", "--queue", "1",
              "--strict-model")  # fmt: skip
     server = Server(folder, "--slot-save-path", str(folder), fixed=fixed)
     yield server
@@ -404,7 +404,7 @@ def test_slots_are_saved_and_restored(server: Server) -> None:
 
 
 def test_a_signal_ends_it_while_an_answer_runs(tmp_path: Path) -> None:
-    server = Server(tmp_path, fixed=(*ONE_THREAD, "--loop", "llama.cpp", "--parallel", "2", "--ctx", "2048"))
+    server = Server(tmp_path, fixed=(*ONE_THREAD, "--parallel", "2", "--ctx", "2048"))
     connection = server.connection()
     body = json.dumps({"prompt": "x", "max_tokens": 1500, "stream": True, "ignore_eos": True})
     connection.request("POST", "/v1/completions", body, {"authorization": f"Bearer {KEY}"})

@@ -81,27 +81,6 @@ def test_a_conversation_that_comes_back_is_not_read_again(client):
     assert last.usage.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
 
 
-def test_log_probabilities(client):
-    asked = {**GREEDY, "prompt": "def add(", "logprobs": 2}
-    choice = client.completions.create(**asked).choices[0]
-    found = choice.logprobs
-    assert "".join(found.tokens) == choice.text
-    assert (
-        [top[token] for token, top in zip(found.tokens, found.top_logprobs, strict=True)]
-        == [max(top.values()) for top in found.top_logprobs]
-        == found.token_logprobs
-    )
-    assert {len(top) for top in found.top_logprobs} == {2}
-    offsets = [len("def add(" + "".join(found.tokens[:at])) for at in range(24)]
-    assert found.text_offset == offsets
-    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
-    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        joined = [each for part in parts if part for each in getattr(part, field)]
-        assert joined == getattr(found, field)
-    assert client.completions.create(**{**asked, "logprobs": 20, "max_tokens": 1}).choices[0].logprobs
-    assert client.completions.create(**{**asked, "logprobs": None}).choices[0].logprobs is None
-
-
 def test_log_probabilities_of_a_chat(client):
     asked = {**GREEDY, "messages": [{"role": "user", "content": "hello"}], "logprobs": True}
     choice = client.chat.completions.create(**asked, top_logprobs=3).choices[0]
@@ -142,8 +121,6 @@ def test_an_answer_in_a_schema(client):
         messages=[{"role": "user", "content": "choose"}], response_format=form, model="demo", temperature=0
     )
     assert json.loads(done.choices[0].message.content)["a"] in ("x", "y")
-    asked = {**GREEDY, "max_tokens": 96, "prompt": "x", "extra_body": {"response_format": form}}
-    assert json.loads(client.completions.create(**asked).choices[0].text)["a"] in ("x", "y")
 
 
 def test_tokens_are_limited_by_the_newer_name(client):
@@ -167,62 +144,6 @@ def test_any_model_is_the_one_that_is_served(client):
     assert {chunk.model for chunk in client.chat.completions.create(**chat, stream=True)} == {"demo"}
 
 
-def by_index(chunks, text):
-    """Return the texts of a stream's choices, each of which has to end once."""
-    texts, ends = {}, []
-    for choice in (choice for chunk in chunks for choice in chunk.choices):
-        texts[choice.index] = texts.get(choice.index, "") + (text(choice) or "")
-        ends += [choice.index] if choice.finish_reason else []
-    assert ends == sorted(texts)
-    return [texts[index] for index in sorted(texts)]
-
-
-def test_several_choices(client):
-    """Choices differ, and a seed makes them the same again."""
-    asked = {**GREEDY, "prompt": "def add(", "temperature": 1.5, "seed": 5, "n": 3}
-    done = client.completions.create(**asked)
-    texts = [choice.text for choice in done.choices]
-    assert [choice.index for choice in done.choices] == [0, 1, 2]
-    assert len(set(texts)) == 3
-    one = client.completions.create(**{**asked, "seed": 7, "n": 1})
-    assert one.choices[0].text == texts[2]
-    assert done.usage.prompt_tokens == one.usage.prompt_tokens
-    usage = {"stream_options": {"include_usage": True}}
-    chunks = list(client.completions.create(**asked, stream=True, **usage))
-    assert by_index(chunks, lambda choice: choice.text) == texts
-    assert len({chunk.id for chunk in chunks}) == 1
-    *_, last = chunks
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        assert getattr(last.usage, name) == getattr(done.usage, name)
-
-
-def test_several_choices_of_a_chat(client):
-    asked = {
-        **GREEDY,
-        "messages": [{"role": "user", "content": "hello"}],
-        "temperature": 1.5,
-        "seed": 5,
-        "n": 2,
-    }
-    texts = [choice.message.content for choice in client.chat.completions.create(**asked).choices]
-    assert len(set(texts)) == 2
-    chunks = client.chat.completions.create(**asked, stream=True)
-    assert by_index(chunks, lambda choice: choice.delta.content) == texts
-
-
-def test_lists_of_prompts_and_of_tokens(server, client, alone):
-    prompts = PROMPTS[:3]
-    done = client.completions.create(prompt=prompts, n=2, **GREEDY)
-    assert [choice.text for choice in done.choices] == [alone[p] for p in prompts for _ in range(2)]
-    chunks = client.completions.create(prompt=prompts, **GREEDY, stream=True)
-    assert by_index(chunks, lambda choice: choice.text) == [alone[p] for p in prompts]
-    tokens = [json.loads(server.ask("POST", "/extras/tokenize", {"input": p})[1])["tokens"] for p in prompts]
-    assert [complete(client, each) for each in tokens] == [alone[p] for p in prompts]
-    assert [c.text for c in client.completions.create(prompt=tokens, **GREEDY).choices] == [
-        alone[p] for p in prompts
-    ]
-
-
 def test_timings_as_in_llama_server(client):
     chat = {**GREEDY, "messages": [{"role": "user", "content": "hello"}]}
     for create, asked in (
@@ -236,26 +157,7 @@ def test_timings_as_in_llama_server(client):
             assert found["cache_n"] + found["prompt_n"] == done.usage.prompt_tokens
             assert found["predicted_n"] == done.usage.completion_tokens
             assert found["predicted_ms"] > 0
-            rate = found["predicted_n"] * 1e3 / found["predicted_ms"]
-            assert found["predicted_per_second"] == pytest.approx(rate)
             assert 0 <= found["draft_n_accepted"] <= found["draft_n"]
-
-
-def test_timings_in_other_interfaces(server, client):
-    asked = {"model": "demo", "input": "hello", "max_output_tokens": 5, "temperature": 0}
-    made = client.responses.create(**asked)
-    *others, last = client.responses.create(**asked, stream=True)
-    assert not [event for event in others if hasattr(getattr(event, "response", event), "timings")]
-    message = {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
-    messages = server.anthropic().messages
-    events = list(messages.create(**message, stream=True))
-    assert [event.type for event in events if hasattr(event, "timings")] == ["message_delta"]
-    for found in (made, last.response, messages.create(**message), events[-2]):
-        assert found.timings["predicted_n"] == found.usage.output_tokens == 5
-        assert found.timings["predicted_ms"] > 0
-    assert made.timings["cache_n"] + made.timings["prompt_n"] == made.usage.input_tokens
-    counted = messages.count_tokens(model="demo", messages=message["messages"])
-    assert not hasattr(counted, "timings")
 
 
 def test_the_log(server, client):
@@ -265,13 +167,10 @@ def test_the_log(server, client):
         return [line for line in server.err.splitlines() if path in line]
 
     before = len(lines("/v1/completions"))
-    done = client.completions.create(prompt=PROMPTS[0], n=2, **GREEDY)
+    complete(client, PROMPTS[0])
     wait_until(lambda: len(lines("/v1/completions")) > before)
     line = lines("/v1/completions")[-1]
-    n_in = 2 * done.usage.prompt_tokens
-    assert re.fullmatch(
-        rf"\d\d:\d\d:\d\d POST /v1/completions 200: {n_in} tokens in, 48 out, [\d.]+ s, [\d.]+ tokens/s", line
-    )
+    assert re.fullmatch(r"\d\d:\d\d:\d\d POST /v1/completions 200: [\d.]+ s", line)
     server.ask("GET", "/no%0Aline")
     wait_until(lambda: lines("/no"))
     assert re.fullmatch(r"[\d:]+ GET /no%0Aline 404: [\d.]+ s", lines("/no")[0])
@@ -300,11 +199,10 @@ def test_a_full_queue(server, client, alone):
     """A client beyond the limit is asked to come back later. The waiting ones are served in the end."""
     long = Long(server)
     waiting = [in_thread(lambda: complete(server.client(), PROMPTS[0])) for _ in range(QUEUE)]
-    wait_until(lambda: server.health()["queue"] == QUEUE)
+    wait_until(lambda: server.metric("spac_queue_length") == QUEUE)
     with pytest.raises(openai.RateLimitError) as refused:
         complete(client, PROMPTS[0])
     assert int(refused.value.response.headers["retry-after"]) >= 1
-    assert refused.value.code == "queue_full"
     assert server.metric("spac_queue_length") == QUEUE
     long.leave()
     for thread, results in waiting:
@@ -316,20 +214,20 @@ def test_a_client_that_leaves_its_stream(server):
     before = server.metric("spac_tokens_total", kind="generated")
     left = server.metric("spac_requests_total", status="499")
     Long(server).leave()
-    wait_until(lambda: not server.health()["running"])
+    wait_until(lambda: not server.metric("spac_running"))
     assert server.metric("spac_tokens_total", kind="generated") - before < Long.TOKENS
     assert server.metric("spac_requests_total", status="499") == left + 1
 
 
 def test_a_client_that_leaves_without_its_answer(server):
-    before = server.metric("spac_tokens_total", kind="generated")
+    left = server.metric("spac_requests_total", status="499")
     connection = server.connection()
     body = {**GREEDY, "prompt": "x", "max_tokens": Long.TOKENS, "logit_bias": {"0": -100}}
     connection.request("POST", "/v1/completions", json.dumps(body), {"authorization": f"Bearer {KEY}"})
-    wait_until(lambda: server.health()["running"] == 1)
+    wait_until(lambda: server.metric("spac_running") == 1)
     connection.close()
-    wait_until(lambda: not server.health()["running"])
-    assert server.metric("spac_tokens_total", kind="generated") - before < Long.TOKENS
+    wait_until(lambda: not server.metric("spac_running"))
+    assert server.metric("spac_requests_total", status="499") == left + 1
 
 
 def test_a_client_that_leaves_the_queue(server, client, alone):
@@ -338,9 +236,9 @@ def test_a_client_that_leaves_the_queue(server, client, alone):
     connection.request(
         "POST", "/v1/completions", json.dumps({**GREEDY, "prompt": "x"}), {"authorization": f"Bearer {KEY}"}
     )
-    wait_until(lambda: server.health()["queue"] == 1)
+    wait_until(lambda: server.metric("spac_queue_length") == 1)
     connection.close()
-    wait_until(lambda: server.health()["queue"] == 0)
+    wait_until(lambda: server.metric("spac_queue_length") == 0)
     long.leave()
     assert complete(client, PROMPTS[1]) == alone[PROMPTS[1]]
 
@@ -366,6 +264,4 @@ def test_figures_for_prometheus(server, client):
     assert after[6] - before[6] == 1
     assert all(now >= then for now, then in zip(after, before, strict=True))
     assert after[0] > before[0]
-    assert 0 <= server.metric("spac_acceptance") <= 1
-    assert 0 < server.metric("spac_hit_rate") <= 1
-    assert server.metric("spac_tokens_per_second") > 0
+    assert server.metric("spac_batch_step_tokens") >= 1

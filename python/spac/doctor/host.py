@@ -21,8 +21,7 @@ from spac.machine.device_memory import size
 EXTRAS = {
     "chat": ("prompt_toolkit", "rich"),
     "server": (
-        "fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings", "prometheus_client",
-        "markdown_it", "pygments",
+        "uvicorn", "starlette", "sse_starlette", "prometheus_client", "markdown_it", "pygments",
     ),
     "hf": ("huggingface_hub",),
     "ray": ("ray",),

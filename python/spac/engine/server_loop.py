@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spac import _core
+from spac.chat.format import FALLBACK, ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine.batch_recording import StepMeter
 from spac.engine.prompt_cache import cache_parameters
@@ -113,10 +114,13 @@ def open_loop(
     Raise InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
+    template, note = _template_of(pair, options.template)
+    if note:
+        say(note)
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
-        trace=trace, draft_experts=pair.draft_experts, gate=gate, owner=pair, chat_template=options.template,
+        trace=trace, draft_experts=pair.draft_experts, gate=gate, owner=pair, chat_template=template,
         slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
@@ -137,6 +141,17 @@ def open_loop(
     if graphs is not None:
         loop.on("prompt_graph", graphs.choose)
     return loop
+
+
+def _template_of(pair: ModelPair, given: str) -> tuple[str, str]:
+    """Return the chat template for llama.cpp ("" for the model's own), and a note for the user, or "".
+
+    Raise InputError if the given one cannot be used.
+    """
+    chat = ChatFormat(pair.target, given or None)
+    if chat.is_plain and pair.target.chat_template is None:
+        return "", f"{pair.target.path.name} has no chat template: llama.cpp's default is used"
+    return (FALLBACK if chat.is_plain else given), chat.note
 
 
 def _check_steps(config: EngineConfig, pair: ModelPair) -> None:

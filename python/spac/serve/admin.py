@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spac.errors import InputError
 from spac.machine.device_memory import in_use
 from spac.serve.refusal import Refusal
+
+if TYPE_CHECKING:
+    from spac.engine import Engine
 
 ADMIN = "/admin/"
 """The beginning of the paths of these requests."""
@@ -25,13 +28,12 @@ def check_peer(client: tuple[str, int] | None) -> None:
         raise Refusal(403, f"{ADMIN}… needs an API key from another machine: start the server with --api-key")
 
 
-def change_memory(llama: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+def change_memory(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
     """Change the limit of device memory, the number of slots, or both, and return what holds now.
 
     The call waits for the end of the step that is computed. Raise Refusal for a bad request.
     """
-    engine = getattr(llama, "engine", None)
-    if engine is None or engine.experts is None:
+    if engine.experts is None:
         raise Refusal(400, "the model runs without the split, so it has no slots that could shrink or grow")
     if not request or (unknown := [name for name in request if name not in ("limit", "slots")]):
         given = f"not '{unknown[0]}'" if request else "and one is needed"
@@ -58,5 +60,5 @@ def _value(request: Mapping[str, Any], name: str) -> str | int | float:
     """Return the value of a field."""
     value = request[name]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise Refusal(400, f"{name}: a number or a text is needed", param=name)
+        raise Refusal(400, f"{name}: a number or a text is needed")
     return value

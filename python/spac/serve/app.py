@@ -1,42 +1,33 @@
-"""The server program: it loads a model, puts it into llama-cpp-python's server, and serves until stopped."""
+"""The server program: it loads a model, puts it into llama.cpp's server, and serves until stopped."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import gc
-import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac import env
 from spac.chat.arguments import add_chat_options, add_image_option, add_prefill_option, read_chat_options
-from spac.chat.options import ChatOptions
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_config, add_engine, number, read_config
 from spac.cli.program import Talk, add_talk, guarded, models, say
-from spac.config import COUNT, EngineConfig, Range, SamplingConfig
-from spac.config.engine import LOOPS
+from spac.config import COUNT, Range, SamplingConfig
 from spac.errors import InputError
 from spac.serve.server import address, is_loopback, listen
 
 if TYPE_CHECKING:
     from spac.serve.state import ServerState
 
-_SAME = ("top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed")
-SAMPLING = {
-    "temp": "temperature", **{name: name for name in _SAME},
-    "mirostat": "mirostat_mode", "mirostat_lr": "mirostat_eta", "mirostat_ent": "mirostat_tau",
-}  # fmt: skip
-"""The sampling options that a request can give: their names in `SamplingConfig`, and in a request."""
+SAMPLING = (
+    "temp", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "mirostat", "mirostat_lr", "mirostat_ent",
+)  # fmt: skip
+"""The sampling options that hold where a request does not say."""
 
-RUN_S = 0.02
-"""The seconds for which steps go on before the threads of their answers are woken.
-
-Nobody sees so short a pause in a text, and waking the threads takes more time than a step of a small model.
-"""
 SWITCH_S = 0.0005
 """The seconds after which a thread of Python lets another one run that waits.
 
@@ -91,16 +82,11 @@ def make_parser() -> Parser:
     )
     server.add_argument(
         "--embeddings", "--embedding", action="store_true",
-        help="make embeddings too, at /v1/embeddings, in a context of its own",
+        help="make embeddings too, at /v1/embeddings",
     )  # fmt: skip
     server.add_argument(
         "--pooling", choices=("mean", "cls", "last"),
         help="how embeddings make one vector of a text's tokens (default: as the model says)",
-    )  # fmt: skip
-    server.add_argument(
-        "--loop", choices=LOOPS, default="own",
-        help="what generates: spac's own loop, or that of llama.cpp's server with spac's hooks "
-        "(default: %(default)s)",
     )  # fmt: skip
     chat = parser.add_argument_group("chat")
     add_chat_options(chat)
@@ -129,9 +115,6 @@ def serve(options: argparse.Namespace) -> int:
     talk = Talk(options.quiet)
     out = sys.stdout
     with listen(options.host, options.port) as bound, contextlib.ExitStack() as stack:
-        # llama-cpp-python's server prints to stdout when a client leaves.
-        chatter = sys.stderr if options.verbose else stack.enter_context(open(os.devnull, "w"))
-        stack.enter_context(contextlib.redirect_stdout(chatter))
         app, state = ready(options, talk, stack, can_interrupt=True)
         if not state.has_key and not is_loopback(bound):
             talk.note("anyone who can reach this host can use the model; set --api-key")
@@ -167,195 +150,63 @@ def ready(
 
     can_interrupt: whether Ctrl-C ends the loading. It needs the main thread.
     """
-    from spac.serve.description import described, meta_of
-    from spac.serve.slots import Slots
-
-    target, draft, demo = models(options)
-    config, chat_options = read_config(options, target, draft), read_chat_options(options)
-    pooling = _pooling(options, target)
-    name = options.alias or ("demo" if demo else target.name)
-    if talk.progress is not None:  # stderr is a terminal, without --quiet
-        talk.note(f"loading {target.name}")
-    if options.loop == "llama.cpp":
-        return _ready_loop(options, config, chat_options, name, pooling, talk, stack)
-    with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
-        llama = stack.enter_context(contextlib.closing(load(config, pooling)))
-    for note in llama.notes:
-        talk.note(note)
-    if llama.embedder is not None:
-        talk.note(f"embeddings: pooling {pooling}, texts of {llama.embedder.limit} tokens at most")
-    if llama.engine is not None:
-        llama.engine.on_note = talk.note
-    if note := adopt_format(llama, chat_options):
-        talk.note(note)
-    app, state = make_app(
-        llama, name,
-        env.API_KEY.get() if options.api_key is None else options.api_key, options.queue,
-        sampling_defaults(config.sampling), has_page=options.page,
-    )  # fmt: skip
-    state.props = described(llama, state.models[0], chat_options.template, state.defaults)
-    state.meta = meta_of(llama)
-    if not talk.quiet:
-        state.log = say
-    if options.record is not None:
-        if llama.engine is None or llama.engine.batch is None:
-            raise InputError("--record: a server's recording needs several generations at once (--parallel)")
-        stack.enter_context(llama.engine.record(options.record))
-    state.slots = Slots(llama, state.queue, options.slot_save_path)
-    state.strict_model = options.strict_model
-    return app, state
-
-
-def _ready_loop(
-    options: argparse.Namespace,
-    config: EngineConfig,
-    chat: ChatOptions,
-    name: str,
-    pooling: str | None,
-    talk: Talk,
-    stack: contextlib.ExitStack,
-) -> tuple[Any, ServerState]:
-    """Load the model into llama.cpp's server, and return the app in front of it, and the server state."""
     from starlette.middleware.cors import CORSMiddleware
 
     from spac.engine import Engine
     from spac.engine.server_loop import LoopOptions
-    from spac.serve.loop_app import METHODS, LoopApp
+    from spac.serve.front import METHODS, Front
     from spac.serve.metrics import Metrics
     from spac.serve.page import FILES
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
+    target, draft, demo = models(options)
+    config, chat = read_config(options, target, draft), read_chat_options(options)
+    name = options.alias or ("demo" if demo else target.name)
+    if talk.progress is not None:  # stderr is a terminal, without --quiet
+        talk.note(f"loading {target.name}")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
     loop = LoopOptions(
         name, folder, chat.template or "", chat.reasoning, chat.reasoning_budget, chat.prefill,
-        chat.variables, options.verbose, pooling,
+        chat.variables, options.verbose, _pooling(options, target),
     )  # fmt: skip
-    engine = stack.enter_context(Engine(config, progress=None, serves=loop))
+    with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
+        engine = stack.enter_context(Engine(config, progress=None, serves=loop))
     for note in engine.notes:
         talk.note(note)
     engine.on_note = talk.note
     queue = RequestQueue(options.queue, engine.n_sequences)
     key = env.API_KEY.get() if options.api_key is None else options.api_key
-    metrics = Metrics(queue)
-    assert engine.steps is not None
-    metrics.watch(
-        engine.steps, lambda: engine.batch_stats, lambda: queue.n_served, lambda: queue.n_waiting,
-        counts_tokens=True,
-    )  # fmt: skip
-    state = ServerState(queue, metrics, (name,), key, page=FILES if options.page else ())
+    state = ServerState(queue, Metrics(queue, engine), (name,), key, FILES if options.page else ())
     state.strict_model = options.strict_model
     if not talk.quiet:
         state.log = say
     if options.record is not None:
         stack.enter_context(engine.record(options.record))
-    pages = CORSMiddleware(
-        LoopApp(engine, state, has_page=options.page, fetches=chat.image_urls), allow_origins=["*"],
+    app = CORSMiddleware(
+        Front(engine, state, has_page=options.page, fetches=chat.image_urls), allow_origins=["*"],
         allow_credentials=True, allow_methods=METHODS, allow_headers=["*"],
     )  # fmt: skip
-    return pages, state
-
-
-def load(config: EngineConfig, pooling: str | None = None) -> Any:
-    """Return the model as llama-cpp-python's `Llama` with the split; with `pooling`, it has an embedder."""
-    from spac.llama_cpp_python.llama import Llama
-
-    llama = Llama.from_config(config, pooling=pooling, verbose=False)
-    llama.run_s = RUN_S
-    return llama
+    return app, state
 
 
 def _pooling(options: argparse.Namespace, target: Path) -> str | None:
     """Return the pooling of embeddings, or None without them. Raise InputError if the file names none."""
+    from spac.model.gguf.header import HeaderError, read_header
+    from spac.model.params import POOLINGS
+
     if not options.embeddings:
         if options.pooling is not None:
             raise InputError("--pooling is for embeddings: give --embeddings too")
         return None
-    from spac.llama_cpp_python.embedder import pooling_of
-
-    return options.pooling or pooling_of(target)
-
-
-def sampling_defaults(sampling: SamplingConfig) -> dict[str, Any]:
-    """Return the values that apply where a request gives none, by their names in a request.
-
-    Without them, llama-cpp-python's server would penalize repetitions.
-    """
-    given = {asked: getattr(sampling, name) for name, asked in SAMPLING.items()}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def adopt_format(llama: Any, options: ChatOptions) -> str:
-    """Give chat requests the format of the model's family; return a note for the user, or ""."""
-    from spac.chat.format import ChatFormat
-    from spac.serve.served_model import ServedChat
-
-    chat = ChatFormat(llama.target, options.template)
-    llama.chat_handler = ServedChat(chat, options)
-    return chat.note
-
-
-def make_app(
-    llama: Any,
-    name: str,
-    api_key: str,
-    queue: int,
-    given: Mapping[str, Any] | None = None,
-    *,
-    has_page: bool = False,
-) -> tuple[Any, ServerState]:
-    """Return llama-cpp-python's app around a model, behind the middleware, and the server state.
-
-    given: the default sampling options, see `sampling_defaults`; has_page: whether there is a page at /.
-    """
-    from llama_cpp.server import app as upstream
-    from llama_cpp.server.settings import ModelSettings, ServerSettings
-    from starlette.middleware import Middleware
-
-    from spac.serve.metrics import Metrics
-    from spac.serve.middleware import RequestMiddleware
-    from spac.serve.page import FILES, page_routes
-    from spac.serve.page.live import LiveFeed
-    from spac.serve.request_queue import RequestQueue
-    from spac.serve.routes import add_routes
-    from spac.serve.served_model import ModelProxy, ServedModel
-    from spac.serve.state import ServerState
-
-    engine = getattr(llama, "engine", None)
-    batch = engine.batch if engine is not None else None
-    request_queue = RequestQueue(queue, batch.n_sequences if batch is not None else 1)
-    metrics = Metrics(request_queue)
-    feed = LiveFeed(llama) if has_page else None
-    state = ServerState(request_queue, metrics, (name,), api_key, given, FILES if has_page else ())
-    if engine is not None:
-        metrics.reading = engine.reading.now
-        if batch is not None:
-            metrics.reading = state.reading
-            metrics.watch(
-                batch.steps, lambda: engine.batch_stats, lambda: batch.n_running, lambda: batch.n_waiting
-            )
-    upstream.get_llama_proxy = _proxy_without_lock
-    proxied = ModelProxy(name, ServedModel(llama, name, metrics, feed))
-    os.environ.pop("CONFIG_FILE", None)  # the app would read its models and its key from this file
-    proxy, upstream.LlamaProxy = upstream.LlamaProxy, lambda models: proxied
+    if options.pooling is not None:
+        return str(options.pooling)
     try:
-        app = upstream.create_app(
-            # The middleware checks the key. A request must not be interrupted by the next one.
-            server_settings=ServerSettings(api_key=None, interrupt_requests=False, root_path=""),
-            model_settings=[ModelSettings(model=name)],
-        )
-    finally:
-        upstream.LlamaProxy = proxy
-    # The middleware stands behind CORS, so that browsers can read refusals too.
-    app.user_middleware.append(Middleware(RequestMiddleware, state=state))
-    add_routes(app, state)
-    if feed is not None:
-        app.router.routes.extend(page_routes(feed))
-    return app, state
-
-
-async def _proxy_without_lock() -> AsyncIterator[Any]:
-    """Yield llama-cpp-python's proxy without its lock, because the request queue says how many may run."""
-    from llama_cpp.server import app as upstream
-
-    yield upstream._llama_proxy
+        metadata = read_header(target).metadata
+    except (HeaderError, OSError, ValueError) as fault:
+        raise InputError(f"{target}: {fault}") from None
+    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    name = next((name for name, number in POOLINGS.items() if number == kind), None)
+    if name is None:
+        raise InputError(f"{target} names no pooling for embeddings: give --pooling last or --pooling mean")
+    return name

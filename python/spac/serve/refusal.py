@@ -1,51 +1,43 @@
-"""The errors that clients receive when a request cannot be served, in OpenAI's form."""
+"""The errors that clients receive when a request cannot be served."""
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from typing import Any
-
-from fastapi import HTTPException
 
 from spac.errors import Cancelled, one_line
 
 GONE = 499
 """The status that logs and metrics count for a client that left; it is never sent."""
-
-TOO_LONG = re.compile(r"Requested tokens \((\d+)\) exceed context window of (\d+)")
-UNABLE = re.compile(r"must be created with logits_all=True|logits_all=False")
-
+KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    501: "not_supported_error", 503: "unavailable_error",
+}  # fmt: skip
+"""The types of llama-server's errors by status, beside those of faults of the request or the server."""
+ANTHROPICS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+"""The types of errors in Anthropic's interface, by status."""
 
 log = logging.getLogger("spac.serve")
 
 
-class Refusal(HTTPException):  # type: ignore[misc]
-    """An error with an HTTP status and a message of one line.
+class Refusal(Exception):  # noqa: N818  (an answer, not a fault)
+    """An error with an HTTP status and a message of one line."""
 
-    llama-cpp-python's routes let exceptions of its base class through.
-    """
+    def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.retry_after_s = status, one_line(message), retry_after_s
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(status, one_line(message))
-        self.status, self.message, self.code, self.param = status, one_line(message), code, param
-        self.retry_after_s = retry_after_s
-
-    def body(self) -> dict[str, Any]:
-        """Return the JSON object that is sent."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        if self.status == 429:
-            kind = "rate_limit_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+    def body(self, path: str) -> dict[str, Any]:
+        """Return the JSON object that a client of this path gets: in Anthropic's form, or llama-server's."""
+        is_ours = self.status >= 500
+        if path == "/v1/messages" or path.startswith("/v1/messages/"):
+            kind = ANTHROPICS.get(self.status, "api_error" if is_ours else "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        kind = KINDS.get(self.status, "server_error" if is_ours else "invalid_request_error")
+        return {"error": {"code": self.status, "message": self.message, "type": kind}}
 
     def fields(self) -> list[tuple[bytes, bytes]]:
         """Return the header fields of the response."""
@@ -56,10 +48,6 @@ class Refusal(HTTPException):  # type: ignore[misc]
             fields.append((b"www-authenticate", b"Bearer"))
         return fields
 
-    def event(self) -> bytes:
-        """Return the event for a stream that has begun; OpenAI's clients raise an error for it."""
-        return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
-
 
 def refusal_of(error: BaseException) -> Refusal:
     """Return the refusal that reports an error to a client.
@@ -68,21 +56,11 @@ def refusal_of(error: BaseException) -> Refusal:
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error.__cause__, Refusal):  # the framework wraps it: "the response has already started"
-        error = error.__cause__
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Cancelled):
         return Refusal(GONE, "cancelled")
     text = one_line(str(error)) or type(error).__name__
-    if match := TOO_LONG.search(text):
-        return Refusal(
-            400,
-            f"the prompt and the answer need {match[1]} tokens, and the context holds {match[2]}",
-            code="context_length_exceeded",
-        )
-    if UNABLE.search(text):
-        return Refusal(400, f"this server's model does not do that: {text}")
     if isinstance(error, ValueError):
         return Refusal(400, text)
     log.error("spac: a request failed: %s: %s", type(error).__name__, text)

@@ -6,8 +6,6 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from spac.serve.refusal import Refusal
 
@@ -19,7 +17,7 @@ class Full(Exception):  # noqa: N818  (a state, not a fault)
 def full(queue: RequestQueue) -> Refusal:
     """Return the refusal of a request for which the queue has no free place."""
     text = f"{queue.n_waiting} requests are waiting, and no more may: try again later"
-    return Refusal(429, text, code="queue_full", retry_after_s=queue.retry_after_s())
+    return Refusal(429, text, retry_after_s=queue.retry_after_s())
 
 
 class RequestQueue:
@@ -59,15 +57,6 @@ class RequestQueue:
         else:
             self.n_served += 1
         self._began.append(time.monotonic())
-
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Hold a turn in this scope. Raises Full if the queue has no free place."""
-        await self.turn()
-        try:
-            yield
-        finally:
-            self.leave()
 
     def leave(self) -> None:
         """End the caller's turn, and begin the next one's."""

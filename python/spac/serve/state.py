@@ -1,4 +1,4 @@
-"""The state that the server's middleware and routes share, and who is admitted."""
+"""The state that the server's front and the routes share, and who is admitted."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import asyncio
 import hmac
 import ipaddress
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from spac.serve.admin import ADMIN, check_peer
 from spac.serve.metrics import Metrics
 from spac.serve.refusal import Refusal
-from spac.serve.request_context import RequestContext
 from spac.serve.request_queue import RequestQueue
-from spac.serve.slots import SLOTS, Slots
 
 if TYPE_CHECKING:
-    from spac.engine.prompt_progress import Reading
-    from spac.serve.loop_app import LoopRequest
+    from spac.serve.front import LoopRequest
 
 Scope = MutableMapping[str, Any]
 
-CONCLUDE_S = 5.0
-"""Seconds in which concluded requests can end. A step of a large model may take one."""
+SLOTS = "/slots"
+"""The path of llama-server's slots, which can be saved, restored and erased."""
 OPEN_TO_ALL = {"/health", "/v1/health"}
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
@@ -46,7 +43,7 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 class ServerState:
-    """The state that middleware and routes share: queue, metrics, model names, key, running requests."""
+    """The state that front and the routes share: queue, metrics, model names, key, running requests."""
 
     def __init__(
         self,
@@ -54,24 +51,14 @@ class ServerState:
         metrics: Metrics,
         models: tuple[str, ...],
         api_key: str,
-        defaults: Mapping[str, Any] | None = None,
         page: Collection[str] = (),
     ) -> None:
-        """Create the state.
-
-        `defaults` apply where a request gives no value; `page` has the paths of the page's files.
-        """
-        self.queue, self.metrics, self.models, self.defaults = queue, metrics, models, defaults or {}
-        self.requests: set[RequestContext | LoopRequest] = set()
+        """Create the state; `page` has the paths of the page's files."""
+        self.queue, self.metrics, self.models = queue, metrics, models
+        self.requests: set[LoopRequest] = set()
         self._open = {*OPEN_TO_ALL, *page}
         self.strict_model = False
         """True to refuse requests that name another model."""
-        self.meta: Mapping[str, Any] = {}
-        """The figures of the model that /v1/models gives."""
-        self.props: Mapping[str, Any] = {}
-        """The answer of /props."""
-        self.slots: Slots | None = None
-        """The slots that clients may list, save and restore."""
         self.log: Callable[[str], None] = lambda _line: None
         """The function that writes a line of the request log."""
         self._key = api_key.encode()
@@ -98,30 +85,17 @@ class ServerState:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         keys = [key.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
         if not any(hmac.compare_digest(each, self._key) for each in keys):
-            raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
+            raise Refusal(401, "the API key is missing or wrong")
 
     @property
     def has_key(self) -> bool:
         """True if clients have to send a key."""
         return bool(self._key)
 
-    @property
-    def known_slots(self) -> Slots:
-        """The slots. Raise Refusal if there are none."""
-        if self.slots is None:
-            raise Refusal(404, "there are no slots here")
-        return self.slots
-
     def check_open(self) -> None:
         """Raise Refusal if the server is about to stop."""
         if self._closing:
             raise Refusal(503, "the server is stopping")
-
-    def reading(self) -> Reading | None:
-        """Return the progress of the prompt that has most tokens left; None if no prompt is being read."""
-        runs = [each.run for each in list(self.requests) if each.run is not None]
-        readings = [now for run in runs if (now := run.reading.now()) is not None]
-        return max(readings, key=lambda now: now.total - now.done, default=None)
 
     @property
     def draining(self) -> bool:
@@ -136,13 +110,10 @@ class ServerState:
                 context.cancel()
 
     async def drained(self, seconds: float) -> None:
-        """Wait until no request runs; after some seconds, conclude those that run, and wait again."""
-        for limit_s in (seconds, CONCLUDE_S):
-            end = time.monotonic() + limit_s
-            while self.requests and time.monotonic() < end:
-                await asyncio.sleep(0.05)
-            for context in self.requests:
-                context.concluded = True
+        """Wait until no request runs, or until so many seconds have passed."""
+        end = time.monotonic() + seconds
+        while self.requests and time.monotonic() < end:
+            await asyncio.sleep(0.05)
 
     def close(self) -> None:
         """Cancel all requests that run or wait, and admit no more; call this in the event loop's thread."""

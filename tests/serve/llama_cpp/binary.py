@@ -34,7 +34,7 @@ LACKS_VALUE = {
 }  # fmt: skip
 """The same for options with a value."""
 FIXED = (
-    "--loop", "llama.cpp", "--device", "simulated", "--slots", "25%", "--state", "off", "--queue", "64",
+    "--device", "simulated", "--slots", "25%", "--state", "off", "--queue", "64",
     "--drain-seconds", "0",
 )  # fmt: skip
 """Our own options: experts are split over a device of slots and the CPU."""

@@ -61,11 +61,11 @@ class Sums:
 
 
 class LiveFeed:
-    """Publishes snapshots of one served model's engine to watchers."""
+    """Publishes snapshots of an engine to watchers."""
 
-    def __init__(self, llama: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make the feed of a `Llama`, or of what else has an `engine`; `clock` returns seconds."""
-        self._llama, self._clock = llama, clock
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make the feed of an engine that serves; `clock` returns seconds."""
+        self._engine, self._clock = engine, clock
         self._watchers: set[asyncio.Queue[str]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._phase = "idle"
@@ -73,11 +73,6 @@ class LiveFeed:
         self._sums, self._since, self._due = Sums(), 0.0, 0.0
         self._residency: Int32Array | None = None
         self._used: BoolArray | None = None
-
-    @property
-    def _engine(self) -> Engine | None:
-        engine: Engine | None = getattr(self._llama, "engine", None)
-        return engine
 
     # The decoding thread
 
@@ -89,7 +84,6 @@ class LiveFeed:
                 return
         self._phase, self._since = "prompt", 0.0
         if self._watchers:
-            self._subscribe()
             self._hand_over()
 
     def end(self) -> None:
@@ -116,17 +110,10 @@ class LiveFeed:
         with contextlib.suppress(RuntimeError):  # the loop ends before its threads when the server stops
             self._loop.call_soon_threadsafe(self._publish, self._phase, sums, self._look(), used)
 
-    def _subscribe(self) -> None:
-        """Let the session raise the event that the feed listens to; only models without experts need this."""
-        engine = self._engine
-        if engine is not None and engine.session is not None and not engine.n_experts:
-            engine.events.subscribe(engine.session)
-
     # The event loop's thread
 
     def _look(self) -> Int32Array | None:
-        engine = self._engine
-        experts = engine.experts if engine is not None else None
+        experts = self._engine.experts
         return experts.residency() if experts is not None and experts.n_layer else None
 
     async def watch(self) -> AsyncIterator[dict[str, str]]:
@@ -149,8 +136,7 @@ class LiveFeed:
                 self._listen(False)
 
     def _listen(self, listens: bool) -> None:
-        if (engine := self._engine) is None:
-            return
+        engine = self._engine
         # The list is replaced as a whole, because the decoding thread may be reading it.
         others = [each for each in engine.events.after_step if each != self._observe]
         engine.events.after_step = [*others, self._observe] if listens else others
@@ -158,22 +144,20 @@ class LiveFeed:
         self._residency = self._used = None
 
     def _about(self) -> dict[str, Any]:
-        engine = self._engine
-        experts = engine.experts if engine is not None else None
+        experts = self._engine.experts
         names = [each.name for each in experts.devices] if experts is not None else []
         layers = experts.layers if experts is not None else []
         return {
             "devices": [names[layer.device] for layer in layers] if len(names) > 1 else [],
             "experts": [layer.n_expert for layer in layers],
             "slots": experts.slots.n_slots if experts is not None else 0,
-            "drafts": engine is not None and engine.governor is not None,
-            "several": engine is not None and engine.batch is not None,
+            "drafts": self._engine.governor is not None,
+            "several": self._engine.n_sequences > 1,
         }
 
     def _batch(self) -> dict[str, Any]:
         """Return the figures of the generations that run and wait, if several may run at once."""
-        engine = self._engine
-        if engine is None or (batch := engine.batch) is None:
+        if (batch := self._engine.batch) is None:
             return {}
         sequences = batch.sequences()
         running = [each for each in sequences if each.id >= 0]

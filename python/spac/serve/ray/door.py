@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError
 
-from spac.serve.middleware import ALIASES, SERVED, Answer, read_body
+from spac.serve.front import ANSWERS, SHORT, Answer, Message, read_body
 from spac.serve.ray.prefixes import prompt_text
 from spac.serve.ray.replica import Ask
-from spac.serve.refusal import GONE, Refusal, refusal_of
+from spac.serve.refusal import Refusal, refusal_of
 
-Message = MutableMapping[str, Any]
-PASSED = {*SERVED, "/health", "/v1/health", "/v1/models", "/tokenize", "/detokenize", "/props"}
+PASSED = {
+    *ANSWERS, "/health", "/v1/health", "/v1/models", "/tokenize", "/detokenize", "/props", "/apply-template",
+    "/v1/messages/count_tokens",
+}  # fmt: skip
 """The paths that any engine can answer. Others are about one engine: its slots, memory and metrics."""
 FIELDS = ("type", "method", "path", "raw_path", "query_string", "headers", "client", "server", "scheme")
 """The fields of the ASGI scope that go to the engine. Others cannot be sent to another process."""
@@ -47,24 +49,21 @@ class Door:
                 await receive()
                 await send({"type": f"lifespan.{event}.complete"})
             return
-        path = ALIASES.get(scope["path"], str(scope["path"]))
+        path = SHORT.get(scope["path"], str(scope["path"]))
         answer = Answer(send, path)
         try:
             if path not in PASSED and not path.startswith("/v1/models/"):
                 raise Refusal(404, f"{path} is not served here, because it is about one of several engines")
             body = await read_body(receive)
-            text = prompt_text(body) if path in SERVED else ""
+            text = prompt_text(body) if path in ANSWERS else ""
             ask = Ask({name: scope[name] for name in FIELDS if name in scope}, body, text)
             await self._pass(ask, receive, answer)
         except RayError:
             await answer.refuse(Refusal(503, LOST, retry_after_s=1))
         except BackPressureError:
-            await answer.refuse(
-                Refusal(429, "too many requests are waiting: try again later", code="queue_full")
-            )
+            await answer.refuse(Refusal(429, "too many requests are waiting: try again later"))
         except Exception as error:
-            if (refusal := refusal_of(error)).status != GONE:
-                await answer.refuse(refusal)
+            await answer.refuse(refusal_of(error))
 
     async def _pass(self, ask: Ask, receive: Any, answer: Answer) -> None:
         """Send the engine's answer to the client; cancel it when the client leaves."""
@@ -74,7 +73,6 @@ class Door:
             async for messages in parts:
                 for message in messages:
                     await answer.send(message)
-            await answer.end()
 
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":

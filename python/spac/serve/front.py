@@ -1,4 +1,4 @@
-"""The server on llama.cpp's own loop: the front checks who may ask, and its handlers answer.
+"""The ASGI app in front of llama.cpp's handlers: it checks who may ask, and they answer.
 
 Bodies, answers and streams pass unchanged. llama.cpp knows the forms of OpenAI, Anthropic and llama-server.
 """
@@ -11,7 +11,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
@@ -19,19 +19,22 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Router
 
 from spac.serve.admin import VRAM, change_memory
-from spac.serve.checks import parsed
-from spac.serve.doors import refusal_body
-from spac.serve.loop_checks import check, with_images
-from spac.serve.middleware import ALIASES, POLLED, Receive, Send, read_body
+from spac.serve.checks import check, parsed, with_images
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
-from spac.serve.request_queue import Full, full
-from spac.serve.state import Scope, ServerState
+from spac.serve.request_queue import Full, RequestQueue, full
+from spac.serve.state import OPEN_TO_ALL, Scope, ServerState
 
 if TYPE_CHECKING:
     from spac import _core
     from spac.engine import Engine
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = (b"content-type", b"application/json")
 
 READS = {
     "/health": "health", "/v1/health": "health", "/props": "props", "/slots": "slots",
@@ -54,50 +57,102 @@ TOOLS = {
 }  # fmt: skip
 """The other routes of POST."""
 SHORT = {
-    **ALIASES, "/completions": "/completion", "/rerank": "/v1/rerank", "/reranking": "/v1/rerank",
+    "/chat/completions": "/v1/chat/completions", "/responses": "/v1/responses", "/models": "/v1/models",
+    "/completions": "/completion", "/embeddings": "/embedding", "/rerank": "/v1/rerank",
+    "/reranking": "/v1/rerank",
     "/v1/reranking": "/v1/rerank", "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
     "/responses/input_tokens": "/v1/responses/input_tokens",
 }  # fmt: skip
 """llama-server's other paths of routes."""
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 """The methods that pages of other origins may use, as with llama-server."""
-ERRORS = {
-    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
-    501: "not_supported_error", 503: "unavailable_error",
-}  # fmt: skip
-"""The types of llama-server's errors by status, beside those of faults of the request or the server."""
+STALL_S = 60.0
+"""Seconds after which a client that takes nothing counts as gone, because others wait for the model."""
+MAX_BODY = 32 << 20
+"""The most bytes of a request's body."""
+POLLED = {*OPEN_TO_ALL, "/metrics"}
+"""Paths that monitors ask for every few seconds. The log leaves them out."""
+
+
+class Answer:
+    """A response on its way to the client."""
+
+    def __init__(self, send: Send, path: str) -> None:
+        """Create an answer; `path` selects the form of refusals."""
+        self._out, self._path = send, path
+        self.started = False
+        """True once a part of the response has been sent."""
+        self.complete = False
+        """True once all of the response has been sent."""
+
+    async def send(self, message: Message) -> None:
+        """Send a message. Raise Refusal if the client takes nothing for a minute."""
+        self.started = True
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._out(message)
+        except TimeoutError:
+            raise Refusal(GONE, "the client takes nothing") from None
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body")
+
+    async def whole(
+        self, status: int, body: Any, fields: Sequence[tuple[bytes, bytes]] = (JSON,)
+    ) -> int:
+        """Send a whole response, bytes or what JSON can hold, and return its status."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        length = (b"content-length", str(len(data)).encode())
+        await self.send({"type": "http.response.start", "status": status, "headers": [*fields, length]})
+        await self.send({"type": "http.response.body", "body": data, "more_body": False})
+        return status
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send a refusal in place of the response, or as an event of a stream that has begun."""
+        body = refusal.body(self._path)
+        if refusal.status == GONE or self.complete:
+            return
+        if not self.started:
+            await self.whole(refusal.status, body, refusal.fields())
+            return
+        event = b"data: " + json.dumps(body).encode() + b"\n\n"
+        await self.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 class LoopRequest:
     """A request that runs or waits; `ServerState` cancels it when the server stops."""
 
-    run = None
-    """No run of spac's own loop."""
-
     def __init__(self) -> None:
         self.waits = True
         """True until the request's turn has come."""
-        self.concluded = False
-        """True if the answer should end; llama.cpp's loop cannot end one early but by cancelling it."""
-        self._left = asyncio.Event()
+        self.cancelled = False
+        """True once the request was cancelled."""
+        self._turn: asyncio.Future[None] | None = None
         self._answer: _core.LoopResponse | None = None
 
     def begin(self, answer: _core.LoopResponse) -> None:
         """Note the answer, which `cancel` ends."""
         self.waits, self._answer = False, answer
-        if self._left.is_set():
+        if self.cancelled:
             answer.cancel()
 
     def cancel(self) -> None:
         """End the request. Call this in the event loop's thread."""
-        self._left.set()
+        self.cancelled = True
+        if self._turn is not None:
+            self._turn.cancel()
         if self._answer is not None:
             self._answer.cancel()
 
-    @property
-    def cancelled(self) -> bool:
-        """True once the request was cancelled."""
-        return self._left.is_set()
+    async def turn(self, requests: RequestQueue) -> None:
+        """Wait for the request's turn. Raise Refusal if it is cancelled, and Full if no more may wait."""
+        self._turn = asyncio.ensure_future(requests.turn())
+        try:
+            await self._turn
+        except asyncio.CancelledError:
+            if not self.cancelled:
+                raise
+            raise Refusal(GONE, "the client left") from None
+        finally:
+            self._turn = None
 
     async def watch(self, receive: Receive) -> None:
         """Cancel the request when its client leaves."""
@@ -106,7 +161,7 @@ class LoopRequest:
         self.cancel()
 
 
-class LoopApp:
+class Front:
     """The ASGI app in front of an engine's `loop`."""
 
     def __init__(
@@ -118,7 +173,7 @@ class LoopApp:
         """
         assert engine.loop is not None
         self._engine, self._loop, self._state = engine, engine.loop, state
-        self._feed, self._fetches = LiveFeed(self), fetches
+        self._feed, self._fetches = LiveFeed(engine), fetches
         self._page = Router(page_routes(self._feed)) if has_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,15 +182,14 @@ class LoopApp:
             return
         began = time.monotonic()
         path = SHORT.get(scope["path"], str(scope["path"]))
-        status = 500
+        answer = Answer(send, path)
         try:
             self._state.admit(path, scope)
-            status = await self._answer(path, scope, receive, send)
+            status = await self._answer(path, scope, receive, answer)
         except Exception as error:
             refusal = refusal_of(error)
             status = refusal.status
-            if status != GONE:
-                await _send(send, status, _body_of(path, refusal), refusal.fields())
+            await answer.refuse(refusal)
         seconds = time.monotonic() - began
         known = path in ANSWERS
         self._state.metrics.requests.labels(path if known else "other", str(status)).inc()
@@ -145,18 +199,20 @@ class LoopApp:
             now = time.strftime("%H:%M:%S")
             self._state.log(f"{now} {scope['method']} {quote(scope['path'])} {status}: {seconds:.2f} s")
 
-    async def _answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+    async def _answer(self, path: str, scope: Scope, receive: Receive, out: Answer) -> int:
         """Answer a request, and return the status."""
         if self._page is not None and (path == "/" or path.startswith("/page/")):
-            await self._page(scope, receive, send)
+            await self._page(scope, receive, out.send)
             return 200
         reads = scope["method"] in ("GET", "HEAD")
         body = b"" if reads else await read_body(receive)
         if path == VRAM and not reads:
-            return await _send(send, 200, await run_in_threadpool(change_memory, self, parsed(body)))
+            return await out.whole(200, await run_in_threadpool(change_memory, self._engine, parsed(body)))
         params = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        if reads and path.startswith("/v1/models/"):
+            return await self._send_model(path.removeprefix("/v1/models/"), out)
         if reads and path == "/metrics":
-            return await self._send_metrics(params, send)
+            return await self._send_metrics(params, out)
         route = (READS if reads else {**ANSWERS, **TOOLS}).get(path)
         if route is None and path.startswith("/slots/") and not reads:
             route, params["id_slot"] = "slot", path.removeprefix("/slots/")
@@ -165,7 +221,7 @@ class LoopApp:
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
         if path in ANSWERS:
             names = self._state.models if self._state.strict_model else None
-            await run_in_threadpool(check, path, body, self._engine.target.pointer, names)
+            await run_in_threadpool(check, body, self._engine.target.pointer, names)
             if self._fetches:
                 body = await run_in_threadpool(with_images, body)
         request = LoopRequest()
@@ -173,22 +229,34 @@ class LoopApp:
         watch = asyncio.create_task(request.watch(receive))
         try:
             if path not in ANSWERS:
-                return await self._run(request, route, body, params, send)
-            try:
-                async with self._state.queue.held():
-                    self._feed.begin()
-                    try:
-                        return await self._run(request, route, body, params, send)
-                    finally:
-                        self._feed.end()
-            except Full:
-                raise full(self._state.queue) from None
+                return await self._run(request, route, body, params, out)
+            return await self._in_turn(request, route, body, params, out)
         finally:
             watch.cancel()
             self._state.requests.discard(request)
 
+    async def _in_turn(
+        self, request: LoopRequest, route: str, body: bytes, params: dict[str, str], out: Answer
+    ) -> int:
+        """Answer a request that uses a slot, when its turn has come."""
+        requests, came = self._state.queue, time.monotonic()
+        try:
+            await request.turn(requests)
+        except Full:
+            raise full(requests) from None
+        except Refusal:
+            self._state.check_open()
+            raise
+        self._state.metrics.queued.observe(time.monotonic() - came)
+        self._feed.begin()
+        try:
+            return await self._run(request, route, body, params, out)
+        finally:
+            self._feed.end()
+            requests.leave()
+
     async def _run(
-        self, request: LoopRequest, route: str, body: bytes, params: dict[str, str], send: Send
+        self, request: LoopRequest, route: str, body: bytes, params: dict[str, str], out: Answer
     ) -> int:
         """Let llama.cpp's handler answer, and send what it says."""
         if request.cancelled:
@@ -201,30 +269,37 @@ class LoopApp:
                 raise Refusal(GONE, "the client left")
             fields = _fields_of(answer)
             if not answer.is_stream:
-                return await _send(send, answer.status, answer.body, fields)
-            await send({"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM})
+                return await out.whole(answer.status, answer.body, fields)
+            start = {"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM}
+            await out.send(start)
             async for part in _parts(answer):
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await out.send({"type": "http.response.body", "body": part, "more_body": True})
+            await out.send({"type": "http.response.body", "body": b"", "more_body": False})
             return GONE if request.cancelled else answer.status
         finally:
             answer.cancel()
             await run_in_threadpool(answer.close)
 
-    async def _send_metrics(self, params: dict[str, str], send: Send) -> int:
+    async def _send_model(self, name: str, out: Answer) -> int:
+        """Send what /v1/models says of one model."""
+        if name not in self._state.models:
+            raise Refusal(404, f"the model '{name}' is not served here: {', '.join(self._state.models)} is")
+        answer = self._loop.begin("v1/models", b"", {})
+        try:
+            await run_in_threadpool(answer.run)
+            return await out.whole(200, json.loads(answer.body)["data"][0])
+        finally:
+            await run_in_threadpool(answer.close)
+
+    async def _send_metrics(self, params: dict[str, str], out: Answer) -> int:
         """Send the metrics of the front, and then those of llama.cpp's server."""
         answer = self._loop.begin("metrics", b"", params)
         try:
             await run_in_threadpool(answer.run)
             text = self._state.metrics.text() + (answer.body if answer.status == 200 else b"")
-            return await _send(send, 200, text, [*_fields_of(answer)[1:], _TEXT])
+            return await out.whole(200, text, [*_fields_of(answer)[1:], _TEXT])
         finally:
             await run_in_threadpool(answer.close)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, whose memory `/admin/vram` changes."""
-        return self._engine
 
 
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -237,13 +312,18 @@ def _fields_of(answer: _core.LoopResponse) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode()) for name, value in fields.items()]
 
 
-def _body_of(path: str, refusal: Refusal) -> dict[str, Any]:
-    """Return the body of a refusal, in Anthropic's form or in that of llama-server's errors."""
-    if path.startswith("/v1/messages"):
-        return refusal_body(path, refusal)
-    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    kind = ERRORS.get(refusal.status, kind)
-    return {"error": {"code": refusal.status, "message": refusal.message, "type": kind}}
+async def read_body(receive: Receive) -> bytes:
+    """Return the request's body; raise Refusal if it is too large, or if its client left."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal(GONE, "the client left")
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY:
+            raise Refusal(413, f"the body has more than {MAX_BODY >> 20} MB")
+        if not message.get("more_body"):
+            return bytes(body)
 
 
 _STACK_BYTES = 320 << 20  # address space for the handlers' recursions (csrc/session/big_stack.h)
@@ -291,13 +371,3 @@ async def _parts(answer: _core.LoopResponse) -> AsyncIterator[bytes]:
             parts.append(item)
         if parts:
             yield b"".join(parts)
-
-
-async def _send(send: Send, status: int, body: Any, fields: list[tuple[bytes, bytes]] | None = None) -> int:
-    """Send a whole answer, and return its status."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    fields = fields or [(b"content-type", b"application/json")]
-    length = (b"content-length", str(len(data)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*fields, length]})
-    await send({"type": "http.response.body", "body": data, "more_body": False})
-    return status
