@@ -122,11 +122,13 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         if (drafts_ == nullptr) {
             run();
         } else {
-            drafts_->draft(requests, [&](llama_token token, int index) {
-                if (listeners_.draft_token) {
+            ParallelDrafts::OnToken on_token;
+            if (listeners_.draft_token) {
+                on_token = [&](llama_token token, int index) {
                     listeners_.draft_token(token, index, drafts_->routes());
-                }
-            });
+                };
+            }
+            drafts_->draft(requests, on_token);
         }
     } catch (...) {
         is_drafting_ = false;
@@ -318,6 +320,7 @@ int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, int n_ou
     if (status == 0 && n_outputs > 0 && listeners_.prompt_tail) {
         listeners_.prompt_tail();
     }
+    has_drafted_     = false; // a draft that was verified beside a prompt is none of the next step's
     step_.n_prompt   = n_tokens - n_outputs;
     step_.prefill_ns = ns_since(start);
     if (status == 0 && n_outputs == 0 && more_.step_end) {

@@ -274,17 +274,13 @@ struct ServerLoop::Impl {
     }
 
     std::unique_ptr<ParallelDrafts> make_drafts(const SessionConfig & session) {
-        auto * const draft_ctx = static_cast<llama_context *>(session.draft_ctx);
-        if (sequences.size() == 1) {
-            auto experts = drafts_itself(session.draft) ? session.experts : session.draft_experts;
-            return std::make_unique<ParallelDrafts>(session.draft, sequences.front(), draft_ctx, std::move(experts),
-                                                    interrupt);
-        }
         std::vector<Context *> targets;
         for (auto & each : sequences) {
             targets.push_back(&each);
         }
-        return std::make_unique<ParallelDrafts>(session.draft, targets, draft_ctx, interrupt);
+        return std::make_unique<ParallelDrafts>(session.draft, targets, static_cast<llama_context *>(session.draft_ctx),
+                                                interrupt,
+                                                drafts_itself(session.draft) ? session.experts : session.draft_experts);
     }
 
     void run();

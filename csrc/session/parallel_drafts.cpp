@@ -12,9 +12,28 @@
 
 namespace spac {
 
+namespace {
+
+// Returns how many tokens all sequences of a context hold together.
+int capacity_of(llama_context * ctx) {
+    return shares_cells(ctx) ? static_cast<int>(llama_n_ctx(ctx)) : std::numeric_limits<int>::max();
+}
+
+} // namespace
+
 ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets,
-                               llama_context * draft_ctx, Interrupt & interrupt)
-    : config_(config), targets_(targets), interrupt_(interrupt), params_(speculative_params(config)) {
+                               llama_context * draft_ctx, Interrupt & interrupt,
+                               const std::shared_ptr<Experts> & draft_experts)
+    : config_(config), targets_(targets), interrupt_(interrupt), routes_(draft_experts),
+      params_(speculative_params(config)) {
+    if (drafts_itself(config)) {
+        check_self_draft(*targets_.front(), draft_experts);
+        capacity_ = capacity_of(targets_.front()->get());
+        for (auto * const target : targets_) {
+            selves_.emplace_back(*target, draft_experts, config.p_min, interrupt);
+        }
+        return;
+    }
     const auto type = draft_model_type(params_.types);
     if (!type) {
         for (auto * target : targets_) {
@@ -31,8 +50,7 @@ ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Con
     params_.draft.ctx_tgt = targets_.front()->get();
     params_.draft.ctx_dft = draft_ctx;
     llama_memory_clear(llama_get_memory(draft_ctx), false);
-    const auto n_cells = static_cast<int>(llama_n_ctx(draft_ctx));
-    capacity_          = shares_cells(draft_ctx) ? n_cells : std::numeric_limits<int>::max();
+    capacity_ = capacity_of(draft_ctx);
     for (int i = 0; i < n_seq; ++i) {
         drafts_.emplace_back(draft_ctx, "draft", static_cast<llama_seq_id>(i));
     }
@@ -42,12 +60,6 @@ ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Con
         throw InputError(std::string("speculation cannot start: ") + error.what());
     }
     interrupt_.attach(draft_ctx);
-}
-
-ParallelDrafts::ParallelDrafts(const DraftConfig & config, Context & target, llama_context * draft_ctx,
-                               std::shared_ptr<Experts> draft_experts, Interrupt & interrupt)
-    : config_(config), targets_{&target}, interrupt_(interrupt), is_told_(drafts_itself(config)) {
-    lookups_.push_back(std::make_unique<Speculator>(config, target, draft_ctx, std::move(draft_experts), interrupt));
 }
 
 ParallelDrafts::~ParallelDrafts() {
@@ -153,44 +165,86 @@ void ParallelDrafts::feed(const std::vector<Request> & requests) {
 }
 
 void ParallelDrafts::keep_routes(bool keeps) {
-    if (lookups_.size() == 1) {
-        lookups_.front()->keep_routes(keeps);
-    } else if (keeps) {
-        throw InputError("the draft's routes are those of one sequence");
+    if (keeps && !routes_.can_keep()) {
+        throw InputError("the draft's routes need the draft model's experts");
     }
+    routes_.keep(keeps);
 }
 
-void ParallelDrafts::pass() {
-    for (auto & each : lookups_) {
-        each->pass();
-    }
-}
-
-void ParallelDrafts::draft(const std::vector<Request> &                  requests,
-                           const std::function<void(llama_token, int)> & on_token) {
-    if (!lookups_.empty()) {
-        for (const auto & each : requests) {
-            auto & lookup = *lookups_[each.index];
-            if (is_told_) {
-                auto &    target = *targets_[each.index];
-                const int n_held = llama_memory_seq_pos_max(llama_get_memory(target.get()), target.seq_id()) + 1;
-                if (n_held != static_cast<int>(each.tokens->size())) {
-                    each.draft->clear(); // the tokens are not all that the memory holds, as beside images
-                    continue;
-                }
-                target.adopt(*each.tokens);
-            }
-            *each.draft = lookup.draft(*each.tokens, each.last, std::min(each.n_max, lookup.n_max()), on_token);
-        }
-        return;
-    }
+void ParallelDrafts::draft(const std::vector<Request> & requests, const OnToken & on_token) {
     for (const auto & each : requests) {
         each.draft->clear();
     }
+    if (!lookups_.empty()) {
+        for (const auto & each : requests) {
+            auto & lookup = *lookups_[each.index];
+            *each.draft   = lookup.draft(*each.tokens, each.last, std::min(each.n_max, lookup.n_max()), on_token);
+        }
+        return;
+    }
+    routes_.begin();
+    if (!selves_.empty()) {
+        draft_by_turns(requests, on_token);
+        return;
+    }
     const auto fitting = that_fit(requests);
     feed(fitting);
+    if (on_token || routes_.get() != nullptr || fitting.size() == 1) {
+        draft_by_turns(fitting, on_token);
+    } else {
+        draft_at_once(fitting);
+    }
+}
+
+// Tells the target what its memory holds. Returns false if that is not all tokens of the request, as beside images, or
+// if there is no room for a draft behind it. Cells that sequences share count for each of them.
+bool ParallelDrafts::tell(const Request & request) {
+    const auto n_held = [](const Context & target) {
+        return llama_memory_seq_pos_max(llama_get_memory(target.get()), target.seq_id()) + 1;
+    };
+    auto & target = selves_[request.index].target();
+    if (n_held(target) != static_cast<int>(request.tokens->size())) {
+        return false;
+    }
+    const int n_used = std::accumulate(targets_.begin(), targets_.end(), 0,
+                                       [&](int n, const auto * each) { return n + n_held(*each); });
+    if (request.n_max + 1 > capacity_ - n_used) {
+        return false;
+    }
+    target.adopt(*request.tokens);
+    return true;
+}
+
+// Drafts for one sequence after the other, with the draft model or the target itself.
+void ParallelDrafts::draft_by_turns(const std::vector<Request> & requests, const OnToken & on_token) {
+    int        n_evaluated = 0;
+    bool       refused     = false; // true: the last draft ended at a token that it refused
+    const auto note        = [&](llama_token token, int) {
+        if (on_token) {
+            on_token(token, n_evaluated++);
+        }
+    };
+    for (const auto & each : requests) {
+        if (selves_.empty() ? each.last >= drafts_[each.index].n_vocab() : !tell(each)) {
+            continue;
+        }
+        if (refused) {
+            note(LLAMA_TOKEN_NULL, 0);
+        }
+        const int n_before = routes_.size();
+        *each.draft        = selves_.empty() ? draft_stepwise(drafts_[each.index], *targets_[each.index], each.last,
+                                                              each.n_max, config_.p_min, routes_, interrupt_, note)
+                                             : selves_[each.index].draft(each.last, each.n_max, routes_, note);
+        refused            = static_cast<int>(each.draft->size()) < each.n_max;
+        trim_draft(*each.draft, *targets_[each.index], each.n_max, config_.n_min);
+        routes_.trim(n_before + static_cast<int>(each.draft->size()) + 1);
+    }
+}
+
+// Drafts for all sequences with the draft model, in one batch a token.
+void ParallelDrafts::draft_at_once(const std::vector<Request> & requests) {
     bool drafts = false;
-    for (const auto & each : fitting) {
+    for (const auto & each : requests) {
         if (each.last < drafts_[each.index].n_vocab()) {
             const auto pos   = static_cast<llama_pos>(each.tokens->size());
             auto &     asked = common_speculative_get_draft_params(spec_.get(), static_cast<llama_seq_id>(each.index));
@@ -201,7 +255,7 @@ void ParallelDrafts::draft(const std::vector<Request> &                  request
     if (drafts) {
         common_speculative_draft(spec_.get());
     }
-    for (const auto & each : fitting) {
+    for (const auto & each : requests) {
         auto & asked = common_speculative_get_draft_params(spec_.get(), static_cast<llama_seq_id>(each.index));
         asked.prompt = nullptr;
         asked.result = nullptr;
@@ -218,8 +272,6 @@ void ParallelDrafts::draft(const std::vector<Request> &                  request
 void ParallelDrafts::accept(size_t index, int n, const llama_tokens & tokens) {
     if (!lookups_.empty()) {
         lookups_[index]->accept(n, tokens);
-    } else {
-        common_speculative_accept(spec_.get(), static_cast<llama_seq_id>(index), static_cast<uint16_t>(n));
     }
 }
 

@@ -15,6 +15,7 @@
 #include "session/speculator.h"
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -27,17 +28,15 @@ struct Tail {
 };
 
 // The drafts of several sequences. A draft model has a context of as many sequences as the target, and drafts for all
-// in one batch a token. N-grams and "self" look at one sequence alone, so each has a Speculator of its own.
+// in one batch a token. If somebody sees its tokens or routes, it drafts for one sequence after the other, token by
+// token, as the target does with "self". N-grams look at one sequence alone, so each has a Speculator of its own.
 class ParallelDrafts : NotCopied {
   public:
-    // `targets` are the sequences of the target's context. Throws InputError for types and contexts that do not fit.
+    // `targets` are the sequences of the target's context. With "self", they need not know what the memory holds:
+    // draft() tells them, and drafts nothing where that is not the request's tokens. `draft_experts` are those of
+    // Speculator. Throws InputError for types and contexts that do not fit.
     ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets, llama_context * draft_ctx,
-                   Interrupt & interrupt);
-    // The drafts of one sequence, whose draft model, or the target with "self", drafts token by token. `target` need
-    // not know what its memory holds: draft() tells it, and drafts nothing where that is not the request's tokens.
-    // `draft_experts` are those of Speculator.
-    ParallelDrafts(const DraftConfig & config, Context & target, llama_context * draft_ctx,
-                   std::shared_ptr<Experts> draft_experts, Interrupt & interrupt);
+                   Interrupt & interrupt, const std::shared_ptr<Experts> & draft_experts = nullptr);
     ~ParallelDrafts();
 
     struct Request {
@@ -52,15 +51,18 @@ class ParallelDrafts : NotCopied {
     void begin(size_t index, const llama_tokens & prompt, int n);
     // Follows the target, which has evaluated the first `n` tokens of a prompt; all of them if `n` is its size.
     void read(size_t index, const llama_tokens & prompt, int n);
-    // The oldest sequence comes first. Sequences for which the draft's memory has no room get no draft. With one
-    // sequence, calls `on_token` for each token, as Speculator does.
-    void draft(const std::vector<Request> & requests, const std::function<void(llama_token, int)> & on_token = {});
+    // Called with a drafted token, and with the number of tokens that have been evaluated for the step's drafts before
+    // the one that it follows. If a sequence's draft ends at a token that it refuses, and another's follows, it is
+    // called with LLAMA_TOKEN_NULL.
+    using OnToken = std::function<void(llama_token, int)>;
+    // The oldest sequence comes first. Sequences for which the memory has no room get no draft.
+    void draft(const std::vector<Request> & requests, const OnToken & on_token = {});
     // Switches routes() on or off. Throws InputError if they cannot be kept.
     void keep_routes(bool keeps);
-    // Returns the routes of the last draft of the only sequence, or null if they are not kept.
-    const DraftRoutes * routes() const { return lookups_.size() == 1 ? lookups_.front()->routes() : nullptr; }
+    // Returns the routes of the last drafts, one sequence behind another, or null if they are not kept.
+    const DraftRoutes * routes() const { return routes_.get(); }
     // Notes that this step has no draft.
-    void pass();
+    void pass() { routes_.begin(); }
     // Notes that `n` tokens of the sequence's last draft were accepted. Must not be called for an empty draft.
     void accept(size_t index, int n, const llama_tokens & tokens);
 
@@ -68,14 +70,18 @@ class ParallelDrafts : NotCopied {
     std::vector<Request> that_fit(const std::vector<Request> & requests);
     int                  n_used() const;
     void                 feed(const std::vector<Request> & requests);
+    bool                 tell(const Request & request);
+    void                 draft_by_turns(const std::vector<Request> & requests, const OnToken & on_token);
+    void                 draft_at_once(const std::vector<Request> & requests);
 
     DraftConfig                              config_;
     std::vector<Context *>                   targets_;
     Interrupt &                              interrupt_;
-    std::vector<std::unique_ptr<Speculator>> lookups_;          // n-grams; empty with a draft model
-    std::vector<Context>                     drafts_;           // the draft model's sequences; empty without one
-    bool                                     is_told_  = false; // true: "self" with a target that is not told
-    int                                      capacity_ = 0;     // tokens that all of these hold together
+    std::vector<std::unique_ptr<Speculator>> lookups_;      // n-grams; empty with others
+    std::deque<SelfDraft>                    selves_;       // "self"; empty with others
+    std::vector<Context>                     drafts_;       // the draft model's sequences; empty without one
+    int                                      capacity_ = 0; // tokens that all sequences that draft hold together
+    RouteLog                                 routes_;
     common_params_speculative                params_;
     common_speculative_ptr                   spec_;
 };

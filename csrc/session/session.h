@@ -150,7 +150,8 @@ struct DraftRoutes {
 struct Listeners {
     // Called for a draft token as soon as it is known; `index` counts from 0 in this draft. With "draft-simple" alone,
     // that is while the draft model still drafts. Other types draft in one call, and their tokens come together after
-    // it. `routes` is null unless draft_routes is set, and is valid during the call.
+    // it. `routes` is null unless draft_routes is set, and is valid during the call. Drafts of several slots of a loop
+    // follow one another, as ParallelDrafts::OnToken says.
     std::function<void(int32_t token, int index, const DraftRoutes * routes)>                       draft_token;
     std::function<void(const std::vector<int32_t> & draft, int64_t ns, const DraftRoutes * routes)> draft_end;
     std::function<void(const Step & step)>                                                          verify_end;

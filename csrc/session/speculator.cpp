@@ -156,7 +156,7 @@ llama_tokens Speculator::draft(const llama_tokens & tokens, llama_token last, in
     if (self_) {
         result = self_->draft(last, n_max, routes_, on_token);
     } else if (stepwise_) {
-        result = draft_stepwise(tokens, last, n_max, on_token);
+        result = draft_stepwise(*draft_, target_, last, n_max, config_.p_min, routes_, interrupt_, on_token);
     } else {
         result = draft_at_once(tokens, last, n_max);
     }
@@ -201,42 +201,39 @@ llama_tokens Speculator::draft_at_once(const llama_tokens & tokens, llama_token 
     }
 }
 
+namespace {
+
 // Evaluates a token with the draft model, and returns the most probable one behind it. Returns LLAMA_TOKEN_NULL if the
 // draft stops before that, or if llama.cpp cannot evaluate the token. common's sampler would make a list of the
 // whole vocabulary and sort it.
-llama_token Speculator::next_token(llama_token token, llama_pos pos) {
-    common_batch batch(draft_->get());
-    batch.add(token, pos, 0, true);
-    const int status = llama_process(draft_->get(), LLAMA_PROCESS_TYPE_DECODE, batch.get());
-    interrupt_.raise_if_stopped();
-    const float * const logits = status == 0 ? llama_get_logits_ith(draft_->get(), -1) : nullptr;
-    return logits != nullptr ? greedy_choice(logits, draft_->n_vocab(), config_.p_min) : LLAMA_TOKEN_NULL;
+llama_token next_token(const Context & draft, llama_token token, llama_pos pos, float p_min, Interrupt & interrupt) {
+    common_batch batch(draft.get());
+    batch.add(token, pos, draft.seq_id(), true);
+    const int status = llama_process(draft.get(), LLAMA_PROCESS_TYPE_DECODE, batch.get());
+    interrupt.raise_if_stopped();
+    const float * const logits = status == 0 ? llama_get_logits_ith(draft.get(), -1) : nullptr;
+    return logits != nullptr ? greedy_choice(logits, draft.n_vocab(), p_min) : LLAMA_TOKEN_NULL;
 }
 
-// Drafts the draft model's tokens one after the other. Decodes and result are the same as those of common, because the
-// draft is greedy and the memory carries over. But every token is known as soon as it exists, and a request to stop is
-// seen in between.
-llama_tokens Speculator::draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
-                                        const std::function<void(llama_token, int)> & on_token) {
+} // namespace
+
+llama_tokens draft_stepwise(Context & draft, const Context & target, llama_token last, int n_max, float p_min,
+                            RouteLog & routes, Interrupt & interrupt,
+                            const std::function<void(llama_token, int)> & on_token) {
     llama_tokens result;
-    llama_tokens held   = tokens; // tokens in the draft's memory
-    const auto   settle = [&] { draft_->adopt(held); };
+    llama_tokens held   = draft.tokens(); // tokens in the draft's memory
+    const auto   settle = [&] { draft.adopt(held); };
     try {
-        llama_token previous = last;
         while (static_cast<int>(result.size()) < n_max) {
-            held.push_back(previous);
-            const auto pos  = static_cast<llama_pos>(tokens.size() + result.size());
-            const auto next = routes_.note([&] { return next_token(previous, pos); });
-            if (next == LLAMA_TOKEN_NULL) {
+            const auto pos = static_cast<llama_pos>(held.size());
+            held.push_back(last);
+            last = routes.note([&] { return next_token(draft, last, pos, p_min, interrupt); });
+            if (last == LLAMA_TOKEN_NULL || last >= target.n_vocab() || llama_vocab_is_eog(target.vocab(), last)) {
                 break;
             }
-            previous = next;
-            if (previous >= target_.n_vocab() || llama_vocab_is_eog(target_.vocab(), previous)) {
-                break;
-            }
-            result.push_back(previous);
+            result.push_back(last);
             if (on_token) {
-                on_token(previous, static_cast<int>(result.size()) - 1);
+                on_token(last, static_cast<int>(result.size()) - 1);
             }
         }
     } catch (...) {
@@ -304,7 +301,7 @@ llama_tokens SelfDraft::draft(llama_token last, int n_max, RouteLog & routes,
 
 llama_token SelfDraft::evaluate(llama_token token) {
     batch_.clear();
-    batch_.add(token, target_.position(target_.n_past()), 0, true);
+    batch_.add(token, target_.position(target_.n_past()), target_.seq_id(), true);
     target_.decode(batch_, interrupt_);
     return greedy_choice(llama_get_logits_ith(target_.get(), 0), target_.n_vocab(), p_min_);
 }

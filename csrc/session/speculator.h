@@ -38,6 +38,7 @@ class RouteLog {
     }
     // Drops the tokens from `n` on, which the target will not verify.
     void trim(int n);
+    int  size() const { return routes_.n_tokens; }
     // Returns the routes, which are valid until the next change, or null if they are not kept.
     const DraftRoutes * get() const { return keeps_ ? &routes_ : nullptr; }
 
@@ -69,6 +70,8 @@ class SelfDraft {
     SelfDraft(Context & target, std::shared_ptr<Experts> experts, float p_min, Interrupt & interrupt)
         : target_(target), experts_(std::move(experts)), p_min_(p_min), interrupt_(interrupt), batch_(target.get()) {}
 
+    Context & target() const { return target_; }
+
     // Drafts at most `n_max` tokens that may follow `last`, the most probable ones. The target's memory holds all
     // tokens before `last`. Calls `on_token` for each, and notes its routes. If the call was stopped, throws what
     // stopped it.
@@ -84,6 +87,14 @@ class SelfDraft {
     Interrupt &              interrupt_;
     common_batch             batch_;
 };
+
+// Drafts the draft model's tokens one after the other. The memory of `draft` holds all tokens before `last`. Decodes
+// and result are the same as those of common, because the draft is greedy and the memory carries over. But every token
+// is known as soon as it exists, and a request to stop is seen in between. Stops before a token that `target` does not
+// have, that ends the generation, or that is less probable than `p_min` (greedy_choice).
+llama_tokens draft_stepwise(Context & draft, const Context & target, llama_token last, int n_max, float p_min,
+                            RouteLog & routes, Interrupt & interrupt,
+                            const std::function<void(llama_token, int)> & on_token);
 
 // Cuts a draft to `n_max` tokens, and before a token that the target does not have or that ends the generation: what
 // the target says after that is not part of the text. A draft of fewer than `n_min` tokens is dropped.
@@ -144,10 +155,7 @@ class Speculator : NotCopied {
     void         catch_up(const llama_tokens & tokens);
     void         feed(const llama_token * tokens, int n, int pos);
     llama_tokens draft_once(const llama_tokens & tokens, llama_token last, llama_pos pos, int n_max);
-    llama_token  next_token(llama_token token, llama_pos pos);
     llama_tokens draft_at_once(const llama_tokens & tokens, llama_token last, int n_max);
-    llama_tokens draft_stepwise(const llama_tokens & tokens, llama_token last, int n_max,
-                                const std::function<void(llama_token, int)> & on_token);
 
     DraftConfig                                 config_;
     const Context &                             target_;

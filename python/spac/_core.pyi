@@ -881,7 +881,11 @@ class DraftToken:
     def token(self) -> int: ...
     @property
     def index(self) -> int:
-        """The token's index in this draft, from 0."""
+        """The token's index in this draft, from 0.
+
+        If several slots draft in a step, it counts the tokens that their drafts have evaluated before. Where
+        a slot's draft ends at a token that it refuses, `token` is -1.
+        """
     @property
     def routes(self) -> Int32Array | None:
         """The choices of the draft's routers for the first T tokens that the target will verify.
@@ -1355,7 +1359,7 @@ class ServerLoop:
     def keep_draft_routes(self, keeps: bool) -> None:
         """Pass the draft's routes with its events, or no longer, as a Session does.
 
-        Raise InputError with several slots, and as a Session does.
+        Those of several slots stand behind each other. Raise InputError as a Session does.
         """
     def close(self) -> None:
         """Close all answers, then end the loop. A second call does nothing."""

@@ -39,7 +39,7 @@ class FakeTap:
 @pytest.fixture
 def pair():
     tap = FakeTap()
-    routes = TargetRoutes(tap, None, [1, 2, 3], longest=4)
+    routes = TargetRoutes(tap, None, [1, 2, 3], most=5)
     routes.ask(np.array([2, 1], np.int32))
     return tap, routes
 

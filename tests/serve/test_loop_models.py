@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tools.compare import Settings
 from tools.models import FAMILIES, Shape, write_adapter, write_model, write_projector
 from tools.models.loader_families import LoaderFamily
 from tools.models.projector import png
+from tools.models.variants import dense_sibling
 
 GREEDY = SamplingConfig(temp=0.0, top_k=0, repeat_penalty=1.0)
 SETTINGS = Settings(n_ctx=1024, n_batch=512, n_ubatch=512, n_threads=1, flash_attn=False)
@@ -124,6 +126,35 @@ def test_mtp_of_several_clients(tiny_model: TinyModel, alone: Callable[..., list
     compare(path, alone, draft_type="draft-mtp", draft_length=3)
 
 
+TURNS: dict[str, dict[str, Any]] = {
+    "self": {"draft_type": "self"},
+    "self, window": {"draft_type": "self", "swa_full": True},
+    "self, moe-speq": {"draft_type": "self", "scheduler": "moe-speq"},
+    "moe-speq": {"scheduler": "moe-speq"}, "sp-moe": {"scheduler": "sp-moe"},
+    "moe-spac": {"scheduler": "moe-spac"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_drafts_by_turns_of_several_clients(
+    turns: str,
+    tiny_model: TinyModel,
+    alone: Callable[..., list[Tokens]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The draft model of sp-moe is dense, and that of moe-speq has the target's experts."""
+    monkeypatch.setattr(slots, "QUANT", "q8_0")
+    options, target = dict(TURNS[turns]), tiny_model("mixtral", n_expert=16, n_layer=4)
+    if "draft_type" in options:
+        target = tiny_model("gpt-oss") if "swa_full" in options else tiny_model("qwen3moe")
+    else:
+        moe = options["scheduler"] == "moe-speq"
+        options["draft"] = target if moe else dense_sibling(target, tmp_path / "dense.gguf")
+    for chosen in ("draft_length", "draft_max"):  # fixed, and by the governor
+        compare(target, alone, **{chosen: 3}, **options)
+
+
 STATES_OF: dict[str, dict[str, Any]] = {
     "eagle3": {"target_layers": [0, 1, 2], "target_hidden_size": 64},
     "dflash": {"target_layers": [0, 2], "block_size": 4, "attention.sliding_window": 0},
@@ -217,8 +248,10 @@ def test_images_of_one_client(
             assert [answer(engine, text)] == alone(target, [text])
 
 
-@pytest.mark.parametrize("draft", ["none", "ngram", "simple"])
-@pytest.mark.parametrize("family", ["qwen3vlmoe", "qwen3moe", "qwen3next"])
+@pytest.mark.parametrize(
+    ("family", "draft"),
+    [*product(["qwen3vlmoe", "qwen3moe", "qwen3next"], DRAFTS), ("qwen3vlmoe", "self"), ("qwen3moe", "self")],
+)
 def test_images_of_several_clients(
     family: str,
     draft: str,
@@ -227,8 +260,10 @@ def test_images_of_several_clients(
     reference_lib: Path,
     tmp_path: Path,
     alone: Callable[..., list[Tokens]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = dict(DRAFTS[draft])
+    monkeypatch.setattr(slots, "QUANT", "q8_0")
+    options = {"draft_type": "self", "draft_length": 3} if draft == "self" else dict(DRAFTS[draft])
     if "draft" in options:
         options["draft"] = tiny_model("qwen3", n_layer=1)
     target = tiny_model(family, options={"deepstack": 1}) if family == "qwen3vlmoe" else tiny_model(family)

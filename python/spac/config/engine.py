@@ -367,7 +367,7 @@ class EngineConfig(ContextConfig):
         """The ways to draft that are given up, because they draft for one generation at a time."""
         names = self._named_drafts
         alone = [name for name in names if name.startswith(("self", "draft-"))]
-        shared = names == ("draft-simple",) or not alone or (self.is_served and "self" not in names)
+        shared = names == ("draft-simple",) or not alone or self.is_served
         return () if self.n_parallel == 1 or shared else names
 
     @property
@@ -379,7 +379,9 @@ class EngineConfig(ContextConfig):
             return "images need the context"
         if self.deterministic:
             return "--deterministic would give each a part of the context"
-        if drafts and names != ("draft-simple",) and not (self.is_served and "self" not in names):
+        if self.is_served:
+            return ""
+        if drafts and names != ("draft-simple",):
             return f"{', '.join(names)} drafts for one"
         if str(self.scheduler).partition(":")[0] in ("moe-speq", "sp-moe"):
             return f"scheduler {self.scheduler} reads one draft's routes"

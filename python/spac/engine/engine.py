@@ -538,26 +538,20 @@ class Engine:
             generation.cancel()
 
     def _open_batch(self) -> Batch:
-        """Open the session of several generations. Raise InputError if the scheduler cannot."""
-        self._check_several()
-        return open_batch(
-            self.config, self._pair, self.experts, self._trace, self.events, self.between,
-            self._at_home.update_streams, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
-        )  # fmt: skip
-
-    def _check_several(self) -> None:
-        """Raise InputError if the scheduler cannot work for several generations."""
+        """Open the session of several generations. Raise InputError if the scheduler cannot work for it."""
         scheduler = self.events.driver.scheduler if self.events.driver is not None else None
         if scheduler is not None and (scheduler.wants_draft_routes or scheduler.wants_target_routes):
             raise InputError(
                 f"scheduler {self._at_home.scheduler_name} needs the draft's routes, which are unknown with "
                 "several generations at once: choose another, or leave out --parallel"
             )
+        return open_batch(
+            self.config, self._pair, self.experts, self._trace, self.events, self.between,
+            self._at_home.update_streams, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
+        )  # fmt: skip
 
     def _open_loop(self, options: LoopOptions, steps: StepMeter) -> _core.ServerLoop:
         """Start llama.cpp's server. Raise InputError if it cannot do what the configuration asks for."""
-        if self._pair.n_sequences > 1:
-            self._check_several()
         assert isinstance(self.between, BetweenDecodes)
         return open_loop(
             self.config, options, self._pair, self.experts, self._trace, self.events, self.between.gate,

@@ -27,13 +27,13 @@ class TargetRoutes:
     A lock of the caller guards all methods but `close`.
     """
 
-    def __init__(self, tap: _core.Tap, target: _core.Experts, inputs: Sequence[int], longest: int) -> None:
+    def __init__(self, tap: _core.Tap, target: _core.Experts, inputs: Sequence[int], most: int) -> None:
         """Ask nothing yet.
 
-        inputs: the draft's layer whose state each MoE layer of the target gets. longest: the largest number
-        of tokens in a draft.
+        inputs: the draft's layer whose state each MoE layer of the target gets. most: the largest number of
+        tokens that a step's drafts evaluate.
         """
-        self._tap, self._target, self._inputs, self._longest = tap, target, list(inputs), longest
+        self._tap, self._target, self._inputs, self._most = tap, target, list(inputs), most
         self._asked: list[int] = []
         self._routes = self._unknown()
         self._n, self._n_shown = 0, 0  # tokens of this draft that are known, and the last one's number
@@ -69,16 +69,17 @@ class TargetRoutes:
         token: its number. chosen: int32 [n, U], the choices of the first n layers. Rows that are not known
         have -1. Return None if the token is known already.
         """
-        if token <= self._n_shown or self._n >= self._longest:
+        if token <= self._n_shown or self._n >= self._most:
             return None
         self._routes[:, self._n] = -1
         self._routes[: len(chosen), self._n, : chosen.shape[1]] = chosen
         return self._routes[:, : self._n + 1]
 
     def drafted(self, n: int) -> Int32Array:
-        """Return the choices, int32 [L, T, U], after the n-th token of a draft is known.
+        """Return the choices, int32 [L, T, U], after the n-th token of a draft is evaluated.
 
-        T is n, and the token before the draft comes first. T is 0 if the tokens were not shown. The array is
+        T is n, and the token before the draft comes first. T is 0 if the tokens were not shown. With drafts
+        of several slots, n counts on, and each draft's tokens follow those of the one before. The array is
         valid until the next call. Raise what a call of `listen` raised.
         """
         if self._failure is not None:
@@ -91,13 +92,15 @@ class TargetRoutes:
     def at_end(self, n: int) -> Int32Array:
         """Return the choices, int32 [L, T, U], after a draft of n tokens has ended.
 
-        T is n + 1 if the draft ended at a token that it refused, and n or 0 otherwise, as in `drafted`.
+        T is n + 1 if the draft ended at a token that it refused, and n or 0 otherwise, as in `drafted`. With
+        several slots, n is the sum of their drafts, and each of them may have one token more.
         """
-        if n != self._n:
+        if n == 0 or n > self._n:
             self._n = 0
-        elif n and self._tap.n_shown == self._n_shown + 1:
-            self._add(n + 1)
-        return self._routes[:, : self._n]
+        elif self._tap.n_shown == self._n_shown + 1:
+            self._add(self._n + 1)
+        found, self._n = self._routes[:, : self._n], 0
+        return found
 
     def _add(self, n: int) -> None:
         chosen = self._tap.answers()
@@ -110,7 +113,7 @@ class TargetRoutes:
         self._n = n
 
     def _unknown(self) -> Int32Array:
-        return np.full((len(self._inputs), self._longest + 1, max(self._asked, default=0)), -1, np.int32)
+        return np.full((len(self._inputs), self._most, max(self._asked, default=0)), -1, np.int32)
 
     def _listen(self, heard: Callable[[int, Int32Array], None]) -> None:
         token, n = 0, 0
@@ -145,7 +148,7 @@ def watch_draft(name: str, config: EngineConfig, pair: ModelPair) -> TargetRoute
             f"on {pair.device_names}: choose another --scheduler, or --split-mode none, or "
             "--gpu-layers-draft 0"
         )
-    return TargetRoutes(pair.draft_tap, pair.experts, blocks, config.longest_draft)
+    return TargetRoutes(pair.draft_tap, pair.experts, blocks, (config.longest_draft + 1) * pair.n_sequences)
 
 
 def _misfit(config: EngineConfig, pair: ModelPair) -> str | None:

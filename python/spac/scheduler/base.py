@@ -104,7 +104,8 @@ class View:
     after n drafted tokens T is n: the token before the draft comes first, and the n-th drafted token is
     missing. If the draft ended at a token that it refused, the n-th is there too and T = n + 1. T is 0
     without a draft. At DRAFT_LAYER the last token is the one that the draft computes, as far as its layers
-    are known.
+    are known. If several slots of llama.cpp's loop draft in a step, their drafts follow one another. Then
+    DRAFT_TOKEN also comes behind a token at which a slot's draft ended, and its `n_drafted` is T.
     """
 
     @property
