@@ -95,10 +95,15 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
     std::vector<common_speculative_draft_params *> asked;
     for (int i = 0; i < n_slots_; ++i) {
         auto & params = common_speculative_get_draft_params(spec, i);
+        // llama.cpp's loop has no probabilities of drafted tokens, so nothing is drafted for who asks for them.
+        params.drafting = params.drafting && asking_probabilities_.count(i) == 0;
         if (params.drafting) {
             asked.push_back(&params);
             requests.push_back({static_cast<size_t>(i), params.prompt, params.id_last, params.n_max, params.result});
         }
+    }
+    if (asked.empty()) {
+        return;
     }
     int longest = 0;
     for (const auto & each : requests) {
@@ -161,8 +166,8 @@ bool LoopHooks::accept(int slot, int n) {
     return true;
 }
 
-int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
-                      const std::set<llama_seq_id> & sequences, int n_asking) {
+int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs,
+                      std::vector<llama_seq_id> sequences, int n_asking) {
     const AbortGuard::Pause pause;
     if (is_drafting_) {
         return run(); // draft() measures the time
@@ -173,6 +178,8 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         draft_ns_ += ns_since(start);
         return status;
     }
+    const int n_tokens  = static_cast<int>(sequences.size());
+    rows_               = std::move(sequences);
     const bool   embeds = target_->get_cparams().embeddings;
     const Region region(*gate_);
     int          status = 0;
@@ -184,7 +191,7 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
     auto cause = remote_loss_of(target_);
     if (cause.empty() && status == 0 && !embeds && !is_finite(n_outputs)) {
         cause = no_numbers;
-        forget(sequences);
+        forget();
     }
     const bool fails = !cause.empty() || status == 2; // llama.cpp's loop does not know 2, and lets slots go on after it
     n_awaited_       = fails || embeds || status != 0 ? 0 : n_asking;
@@ -208,7 +215,8 @@ bool LoopHooks::is_finite(int n_outputs) const {
 
 // Clears the memory with its data, because cells that are no numbers spoil every sequence that reads past them. The
 // sequences that are not in the batch come back; the loop clears what it knows of the others after an error.
-void LoopHooks::forget(const std::set<llama_seq_id> & sequences) {
+void LoopHooks::forget() {
+    const std::set<llama_seq_id>        sequences(rows_.begin(), rows_.end());
     auto * const                        memory = llama_get_memory(target_);
     std::map<llama_seq_id, MemoryState> others;
     for (llama_seq_id i = 0; i < n_slots_; ++i) {
@@ -249,7 +257,7 @@ void LoopHooks::count_grammar(const common_sampler * next) {
 }
 
 void LoopHooks::add(const common_sampler * sampler, const common_params_sampling & params) {
-    samplers_[sampler] = {params.n_probs == 0 && is_greedy(sampler, params), {}};
+    samplers_[sampler] = {params.n_probs == 0 && is_greedy(sampler, params), params.n_probs > 0, {}};
     work_              = grammars_->work(); // that of the check and of the beginning belongs to no token
 }
 
@@ -266,13 +274,21 @@ void LoopHooks::remove(const common_sampler * sampler) {
     samplers_.erase(sampler);
 }
 
-bool LoopHooks::sampling(const llama_context * ctx, const common_sampler * sampler) {
+bool LoopHooks::sampling(const llama_context * ctx, const common_sampler * sampler, int row) {
     count_grammar(sampler);
     const auto found = samplers_.find(sampler);
     if (found == samplers_.end()) {
         return false;
     }
     found->second.budget.check();
+    if (ctx == target_ && row >= 0 && static_cast<size_t>(row) < rows_.size()) {
+        const llama_seq_id slot = rows_[static_cast<size_t>(row)];
+        if (found->second.asks_probabilities) {
+            asking_probabilities_.insert(slot);
+        } else {
+            asking_probabilities_.erase(slot);
+        }
+    }
     return ctx == target_ && found->second.is_greedy;
 }
 

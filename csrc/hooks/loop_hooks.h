@@ -57,11 +57,11 @@ class LoopHooks : NotCopied {
     void draft(common_speculative * spec, const std::function<void()> & run);
     // Notes that `n` tokens of a slot's last draft were accepted. Returns false if llama.cpp's loop has drafted.
     bool accept(int slot, int n);
-    // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its `n_tokens`. The tokens
-    // are of these `sequences`, of which `n_asking` want logits. Returns -3 if the logits are no finite numbers, if an
-    // RPC server was lost, or if `stop` was called.
-    int decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
-               const std::set<llama_seq_id> & sequences, int n_asking);
+    // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its tokens. `sequences` has
+    // the sequence of each token, and `n_asking` sequences want logits. Returns -3 if the logits are no finite numbers,
+    // if an RPC server was lost, or if `stop` was called.
+    int decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs,
+               std::vector<llama_seq_id> sequences, int n_asking);
     // Ends a decode of the target early. Any thread may call it.
     void stop() noexcept { interrupt_.cancel(); }
 
@@ -71,16 +71,17 @@ class LoopHooks : NotCopied {
     void add(const common_sampler * sampler, const common_params_sampling & params);
     void copy(const common_sampler * sampler, const common_sampler * copied);
     void remove(const common_sampler * sampler);
-    // Called before a slot samples. Returns true if the token with the largest logit is all that is asked. Throws
-    // InputError if the grammar of this slot has taken too long.
-    bool sampling(const llama_context * ctx, const common_sampler * sampler);
+    // Called before a slot samples by the logits of the batch's token `row`. Returns true if the token with the largest
+    // logit is all that is asked. Throws InputError if the grammar of this slot has taken too long.
+    bool sampling(const llama_context * ctx, const common_sampler * sampler, int row);
     // Counts tokens that a slot sampled. `n_drafted` of the verified ones were drafts, and the last token was chosen
     // by the logits of the batch's token `row`.
     void sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted, int row);
 
   private:
     struct Sampler {
-        bool          is_greedy = false; // true: nobody looks at the candidates either
+        bool          is_greedy          = false; // true: nobody looks at the candidates either
+        bool          asks_probabilities = false;
         GrammarBudget budget;
     };
 
@@ -89,7 +90,7 @@ class LoopHooks : NotCopied {
     void end_draft(const llama_tokens & all);
     void end_step();
     bool is_finite(int n_outputs) const;
-    void forget(const std::set<llama_seq_id> & sequences);
+    void forget();
     void count_grammar(const common_sampler * next);
 
     llama_context *                           target_;
@@ -109,6 +110,8 @@ class LoopHooks : NotCopied {
     Clock::time_point                         start_;               // of the step
     int64_t                                   draft_ns_ = 0;        // time of drafting since the last step
     Interrupt                                 interrupt_;
+    std::vector<llama_seq_id>                 rows_; // the sequence of each token of the target's last batch
+    std::set<llama_seq_id>                    asking_probabilities_;
     std::optional<GrammarScope>               grammars_; // of the loop's thread
     std::map<const common_sampler *, Sampler> samplers_;
     const common_sampler *                    sampler_ = nullptr; // the one that has sampled last

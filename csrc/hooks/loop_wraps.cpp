@@ -21,17 +21,17 @@ int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama
     if (hooks == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) {
         return run();
     }
-    std::set<llama_seq_id> sequences, asking;
-    int                    n_outputs = 0;
+    std::set<llama_seq_id>    asking;
+    std::vector<llama_seq_id> sequences;
+    int                       n_outputs = 0;
     for (const auto & token : batch->tokens) {
-        sequences.insert(token.seq_ids.begin(), token.seq_ids.end());
+        sequences.push_back(*token.seq_ids.begin());
         if (token.output) {
             asking.insert(token.seq_ids.begin(), token.seq_ids.end());
             ++n_outputs;
         }
     }
-    return hooks->decode(ctx, run, static_cast<int>(batch->tokens.size()), n_outputs, sequences,
-                         static_cast<int>(asking.size()));
+    return hooks->decode(ctx, run, n_outputs, std::move(sequences), static_cast<int>(asking.size()));
 }
 
 common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
@@ -121,7 +121,7 @@ llama_token __wrap__Z21common_sampler_sampleP14common_samplerP13llama_contextib(
     if (hooks == nullptr) {
         return run();
     }
-    llama_token token = hooks->sampling(ctx, sampler) ? spac::greedy_token(ctx, row) : -1;
+    llama_token token = hooks->sampling(ctx, sampler, row) ? spac::greedy_token(ctx, row) : -1;
     if (token < 0) {
         token = run();
     }
@@ -145,7 +145,7 @@ llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13ll
         return run();
     }
     llama_tokens tokens;
-    if (hooks->sampling(ctx, sampler)) {
+    if (hooks->sampling(ctx, sampler, rows[0])) {
         const auto * const vocab = llama_model_get_vocab(llama_get_model(ctx));
         tokens                   = spac::sample_draft(sampler, vocab, draft, [&](size_t i) {
             const llama_token token = spac::greedy_token(ctx, rows[i]);
