@@ -131,7 +131,7 @@ def generated(engine: Engine, feed: LiveFeed, n: int) -> object:
 
 
 def test_nothing_is_done_without_a_watcher(engine, monkeypatch):
-    feed, listeners = LiveFeed(SimpleNamespace(engine=engine)), engine.events.after_step
+    feed, listeners = LiveFeed(engine), engine.events.after_step
     for name in ("_observe", "_hand_over", "_look", "_publish"):
         monkeypatch.setattr(feed, name, lambda *_: pytest.fail("it was called"))
     tracemalloc.start()
@@ -145,7 +145,7 @@ def test_nothing_is_done_without_a_watcher(engine, monkeypatch):
 
 
 def test_a_watcher_sees_consistent_numbers(engine):
-    feed, listeners = LiveFeed(SimpleNamespace(engine=engine)), list(engine.events.after_step)
+    feed, listeners = LiveFeed(engine), list(engine.events.after_step)
     shown: list[dict] = []
 
     async def watch() -> RunStats:
@@ -224,4 +224,4 @@ def test_a_server_streams_what_its_engine_does(server):
             model="demo", prompt="d", max_tokens=60, logit_bias={"0": -100}
         ),
     )
-    assert tokens >= 60, "the last step may draft more than is wanted"
+    assert tokens >= 59, "the first one may come with the prompt"

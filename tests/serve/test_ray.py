@@ -103,7 +103,6 @@ def test_a_replica_stops_when_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> N
     try:
         [context] = asyncio.run(leave())
         assert context.cancelled
-        assert 0 < context.runs[0].generated_tokens < 1900
     finally:
         replica.close()
 
