@@ -13,7 +13,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,18 @@ class Sums:
 class LiveFeed:
     """Publishes snapshots of one served model's engine to watchers."""
 
-    def __init__(self, llama: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make the feed of a `Llama`, or of what else has an `engine`; `clock` returns seconds."""
-        self._llama, self._clock = llama, clock
+    def __init__(
+        self,
+        llama: Any,
+        clock: Callable[[], float] = time.monotonic,
+        answers: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+    ) -> None:
+        """Make the feed of a `Llama`, or of what else has an `engine`.
+
+        `clock` returns seconds, and `answers` the figures of `_batch`, on the event loop's thread.
+        """
+        self._llama, self._clock, self._answers = llama, clock, answers
+        self._order, self._asking = asyncio.Lock(), set[asyncio.Task[None]]()
         self._watchers: set[asyncio.Queue[str]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._phase = "idle"
@@ -167,7 +176,7 @@ class LiveFeed:
             "experts": [layer.n_expert for layer in layers],
             "slots": experts.slots.n_slots if experts is not None else 0,
             "drafts": engine is not None and engine.governor is not None,
-            "several": engine is not None and engine.batch is not None,
+            "several": self._answers is not None or (engine is not None and engine.batch is not None),
         }
 
     def _batch(self) -> dict[str, Any]:
@@ -200,7 +209,26 @@ class LiveFeed:
             self._publish("idle", Sums(), self._look(), None)
 
     def _publish(self, phase: str, sums: Sums, residency: Int32Array | None, used: BoolArray | None) -> None:
-        about: dict[str, Any] = {"phase": phase, **asdict(sums), **self._batch()}
+        if self._answers is None:
+            self._send(self._batch(), phase, sums, residency, used)
+        else:
+            task = asyncio.create_task(self._ask(self._answers, phase, sums, residency, used))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, answers: Callable[[], Awaitable[dict[str, Any]]], *snapshot: Any) -> None:
+        async with self._order:  # it keeps the order of snapshots
+            self._send(await answers(), *snapshot)
+
+    def _send(
+        self,
+        batch: dict[str, Any],
+        phase: str,
+        sums: Sums,
+        residency: Int32Array | None,
+        used: BoolArray | None,
+    ) -> None:
+        about: dict[str, Any] = {"phase": phase, **asdict(sums), **batch}
         if residency is not None:
             about["resident"] = int(np.count_nonzero(residency >= 0))
             flags = self._flags(residency, used)
