@@ -8,6 +8,7 @@ import http.client
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
 from tests.conversations.door import END, MARKER, NO_NUMBERS, Answer, Request, Setup, Tokens
-from tests.conversations.setups import CONTEXT, IN_THE_LOOP, NOT_IN_THE_LOOP, ONE_ALONE, SETUPS
+from tests.conversations.setups import CONTEXT, IN_THE_LOOP, ONE_ALONE, SETUPS
 from tests.serve.conftest import KEY, Server
 
 TOP = 3
@@ -49,9 +50,8 @@ def of_loop(choice: Any) -> Answer:
 
     It lists the token that ends a text too, and the tokens of a stop string.
     """
-    places = (choice["logprobs"] or {}).get("content") or ()
-    top = tuple(tuple(each["logprob"] for each in place["top_logprobs"]) for place in places)
-    return Answer(choice["text"], choice["finish_reason"], top[: len(choice["text"])])
+    answer = of_chat({**choice, "message": {"content": choice["text"]}})
+    return replace(answer, top=answer.top[: len(answer.text)])
 
 
 class EngineDoor:
@@ -259,6 +259,15 @@ class LoopDoor(ServerDoor):
             self.ways = ("text",)
         if "slots" in setup.options:
             self.actions = (*self.actions, "change slots")
+        self._marker = json.loads(self._server.ask("GET", "/props")[1])["media_marker"] if setup.sees else ""
+
+    def _asked(self, request: Request, **more: Any) -> tuple[str, dict[str, Any]]:
+        path, body = super()._asked(replace(request, tokens=(END,)) if request.sees else request, **more)
+        if request.sees:
+            data = [base64.b64encode(image).decode() for image in request.images]
+            text = request.text.replace(MARKER, self._marker)
+            body["prompt"] = {"prompt_string": text, "multimodal_data": data}
+        return path, body
 
     @staticmethod
     def _read(choice: Any, _request: Request) -> Answer:
@@ -317,7 +326,7 @@ FRESH = DOORS | {
     "serve": partial(LlamaDoor, parallel=ONE, chats=True),
     "serve-4": partial(LlamaDoor, parallel=SEVERAL, chats=True),
     "loop": partial(LlamaDoor, parallel=ONE, plain=True),
-    "loop-4": partial(LlamaDoor, parallel=SEVERAL, plain=True),
+    "loop-4": partial(LlamaDoor, parallel=ONE, plain=True),
 }
 """The doors that are begun anew. In place of a server, a `Llama` in this process loads faster.
 
@@ -327,8 +336,7 @@ llama.cpp's loop has drafts that spac's own does not have. A draft changes no an
 
 def setups_of(door: str) -> list[str]:
     """Return the names of the setups that a door can have."""
-    refused = {
-        *(ONE_ALONE if door.endswith("-4") else ()),
-        *(NOT_IN_THE_LOOP if door.startswith("loop") else IN_THE_LOOP),
-    }
+    if door.startswith("loop"):
+        return list(SETUPS)
+    refused = {*IN_THE_LOOP, *(ONE_ALONE if door.endswith("-4") else ())}
     return [name for name in SETUPS if name not in refused]
