@@ -158,7 +158,8 @@ class LlamaDoor:
         self._llm.eval(tokens)
         for _ in range(n):
             logits = np.array(self._llm._ctx.get_logits_ith(-1)[: self._llm.n_vocab()], np.float64)
-            best = np.sort(logits)[: -TOP - 1 : -1] - np.logaddexp.reduce(logits)
+            with np.errstate(invalid="ignore"):  # those of an overflow are no numbers
+                best = np.sort(logits)[: -TOP - 1 : -1] - np.logaddexp.reduce(logits)
             top.append(tuple(best.tolist()))
             token = self._llm.sample(temp=0.0, top_k=0)
             if token == END:
