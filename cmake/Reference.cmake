@@ -116,7 +116,9 @@ foreach(_target IN LISTS _reference_targets)
     spac_reference_objects(${_target} "${_again}")
 endforeach()
 get_property(_known GLOBAL PROPERTY SPAC_REFERENCE_KNOWN)
-foreach(_file IN LISTS SPAC_PATCHED_FILES)
+set(_others ${SPAC_PATCHED_FILES})
+list(FILTER _others EXCLUDE REGEX "^tools/server/") # the reference has no server
+foreach(_file IN LISTS _others)
     if(NOT _file IN_LIST _known AND (TARGET ggml-cuda OR NOT _file MATCHES "^ggml/src/ggml-cuda/"))
         message(FATAL_ERROR "the reference build does not know which objects depend on the patched ${_file}: "
             "teach cmake/Reference.cmake, or patch a source instead")

@@ -318,7 +318,8 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     demand_.take(step_.batch);
     step_.batch.verify_ns  = ns_since(start);
     step_.batch.n_verified = n_tokens;
-    step_.batch.draft_ns   = std::exchange(draft_ns_, 0);
+    has_drafted_           = status == 1; // the loop makes room, and decodes the draft again
+    step_.batch.draft_ns   = has_drafted_ ? draft_ns_ : std::exchange(draft_ns_, 0);
     return status;
 }
 

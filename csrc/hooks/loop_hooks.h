@@ -1,7 +1,7 @@
 // The calls that llama.cpp's speculative loop makes to spac.
 //
 // The loop is server_context's. The linker's --wrap leads its calls of drafting, decoding and sampling here
-// (csrc/CMakeLists.txt), so no line of it is changed. All of them come from the loop's one thread.
+// (csrc/CMakeLists.txt), so these calls need no patch. All of them come from the loop's one thread.
 #pragma once
 
 #include "backend/device/timer.h"

@@ -55,7 +55,8 @@ int32_t __wrap_mtmd_tokenize(const mtmd_context * projector, mtmd_input_chunks *
     for (size_t i = 0; status == 0 && limit > 0 && i < mtmd_input_chunks_size(chunks); ++i) {
         const auto * const chunk = mtmd_input_chunks_get(chunks, i);
         const auto         n     = mtmd_input_chunk_get_n_tokens(chunk);
-        if (n > static_cast<size_t>(limit) && mtmd_decode_use_non_causal(projector, chunk)) {
+        const bool         sees  = mtmd_input_chunk_get_type(chunk) == MTMD_INPUT_CHUNK_TYPE_IMAGE;
+        if (sees && n > static_cast<size_t>(limit) && mtmd_decode_use_non_causal(projector, chunk)) {
             throw InputError("an image of " + std::to_string(n) +
                              " tokens is evaluated at once by this model, and a batch has " + std::to_string(limit) +
                              ": start with --batch and --ubatch of at least that");

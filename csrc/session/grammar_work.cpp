@@ -8,7 +8,7 @@
 #include <exception>
 #include <utility>
 
-extern void (*llama_grammar_count_steps)(size_t n_elements, size_t n_stacks); // patches/0006-count-grammar-work.patch
+extern void (*llama_grammar_count_steps)(size_t n_elements, size_t n_stacks); // patches/0006-server.patch
 extern void (*llama_grammar_count_looks)(size_t n);
 
 namespace spac {

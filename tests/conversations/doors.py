@@ -8,6 +8,7 @@ import http.client
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
 from tests.conversations.door import END, MARKER, NO_NUMBERS, Answer, Request, Setup, Tokens
-from tests.conversations.setups import CONTEXT, IN_THE_LOOP, NOT_IN_THE_LOOP, ONE_ALONE, SETUPS
+from tests.conversations.setups import CONTEXT, IN_THE_LOOP, ONE_ALONE, SETUPS
 from tests.serve.conftest import KEY, Server
 
 TOP = 3
@@ -37,21 +38,13 @@ def of_completion(choice: Any) -> Answer:
     return Answer(choice["text"], choice["finish_reason"], top)
 
 
-def of_chat(choice: Any) -> Answer:
-    """Return the answer of a chat's `choice`, in OpenAI's format."""
-    places = (choice.get("logprobs") or {}).get("content") or ()
-    top = tuple(tuple(each["logprob"] for each in place["top_logprobs"]) for place in places)
-    return Answer(choice["message"]["content"], choice["finish_reason"], top)
-
-
-def of_loop(choice: Any) -> Answer:
+def of_server(choice: Any) -> Answer:
     """Return the answer of a completion's `choice`, as llama-server forms it.
 
     It lists the token that ends a text too, and the tokens of a stop string.
     """
-    places = (choice["logprobs"] or {}).get("content") or ()
-    top = tuple(tuple(each["logprob"] for each in place["top_logprobs"]) for place in places)
-    return Answer(choice["text"], choice["finish_reason"], top[: len(choice["text"])])
+    answer = of_chat({**choice, "message": {"content": choice["text"]}})
+    return replace(answer, top=answer.top[: len(answer.text)])
 
 
 class EngineDoor:
@@ -94,18 +87,12 @@ class EngineDoor:
 
 
 class LlamaDoor:
-    """`spac.Llama`, with the functions of llama_cpp for all that is unusual.
-
-    With `chats`, prompts with images are messages, as a server gets them. `plain` leaves a draft out.
-    """
+    """`spac.Llama`, with the functions of llama_cpp for all that is unusual; `plain` leaves a draft out."""
 
     shares_overflows = False
 
-    def __init__(self, setup: Setup, parallel: int, *, chats: bool = False, plain: bool = False) -> None:
+    def __init__(self, setup: Setup, parallel: int, *, plain: bool = False) -> None:
         options = {name: value for name, value in setup.options.items() if not (plain and name in DRAFTS)}
-        self._chats = chats
-        if chats:
-            options["chat_format"] = "common"
         for name in ("threads", "threads_batch", "batch", "ubatch"):
             options[f"n_{name}"] = options.pop(name)
         for name in ("type_k", "type_v"):
@@ -126,8 +113,6 @@ class LlamaDoor:
         if request.way == "eval":
             self._llm.reset()
             return self._evaluated(request.tokens, request.n)
-        if request.sees and self._chats:
-            return of_chat(self._llm.create_chat_completion(**chat_of(request), **GREEDY)["choices"][0])
         return of_completion(self._completion(request)["choices"][0])
 
     def leave(self, request: Request, n_parts: int) -> str:
@@ -158,7 +143,8 @@ class LlamaDoor:
         self._llm.eval(tokens)
         for _ in range(n):
             logits = np.array(self._llm._ctx.get_logits_ith(-1)[: self._llm.n_vocab()], np.float64)
-            best = np.sort(logits)[: -TOP - 1 : -1] - np.logaddexp.reduce(logits)
+            with np.errstate(invalid="ignore"):  # those of an overflow are no numbers
+                best = np.sort(logits)[: -TOP - 1 : -1] - np.logaddexp.reduce(logits)
             top.append(tuple(best.tolist()))
             token = self._llm.sample(temp=0.0, top_k=0)
             if token == END:
@@ -184,32 +170,33 @@ class ServerDoor:
 
     ways: Sequence[str] = ("text", "logprobs")
     actions: Sequence[str] = ("save", "restore", "erase")
-    shares_overflows = False
+    shares_overflows = True
 
-    def __init__(self, setup: Setup, parallel: int, *more: str) -> None:
+    def __init__(self, setup: Setup, parallel: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.n_clients = self._places = parallel
         words = ["--target", str(setup.target), "--ctx", str(parallel * CONTEXT), "--parallel", str(parallel)]
         for name, value in setup.options.items():
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-        words += ["--slot-save-path", self._folder.name, "--no-page", "--temp", "0", "--top-k", "0", *more]
+        words += ["--slot-save-path", self._folder.name, "--no-page", "--temp", "0", "--top-k", "0"]
         self._server = Server(Path(self._folder.name), *words, fixed=())
+        if "slots" in setup.options:
+            self.actions = (*self.actions, "change slots")
+        self._marker = json.loads(self._server.ask("GET", "/props")[1])["media_marker"] if setup.sees else ""
 
     def answer(self, request: Request) -> Answer:
-        status, body = self._server.ask("POST", *self._asked(request))
+        status, body = self._server.ask("POST", "/v1/completions", self._asked(request))
         if status != 200:
+            if "no finite numbers" in body.decode():
+                return Answer("", NO_NUMBERS)
             raise SpacError(f"{status}: {body.decode()}")
-        return self._read(json.loads(body)["choices"][0], request)
-
-    @staticmethod
-    def _read(choice: Any, request: Request) -> Answer:
-        return of_chat(choice) if request.sees else of_completion(choice)
+        return of_server(json.loads(body)["choices"][0])
 
     def leave(self, request: Request, n_parts: int) -> str:
-        path, body = self._asked(request, stream=True)
+        body = self._asked(request, stream=True)
         connection = self._server.connection()
         try:
-            connection.request("POST", path, json.dumps(body), {"authorization": f"Bearer {KEY}"})
+            connection.request("POST", "/v1/completions", json.dumps(body), {"authorization": f"Bearer {KEY}"})
             texts = self._streamed(connection.getresponse())
             return "".join(text for text, _ in zip(texts, range(n_parts), strict=False))
         finally:
@@ -220,20 +207,27 @@ class ServerDoor:
         for line in response:
             if line.startswith(b"data: {"):
                 for choice in json.loads(line[6:]).get("choices", ()):  # An error has none.
-                    yield choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+                    yield choice["text"]
 
-    def _asked(self, request: Request, **more: Any) -> tuple[str, dict[str, Any]]:
-        if request.sees:
-            return "/v1/chat/completions", {**chat_of(request), **more}
+    def _asked(self, request: Request, **more: Any) -> dict[str, Any]:
         body: dict[str, Any] = {"max_tokens": request.n, "stop": list(request.stop), **more}
         if request.way == "logprobs":
             body["logprobs"] = TOP
-        return "/v1/completions", {**body, "prompt": list(request.tokens)}
+        if not request.sees:
+            return {**body, "prompt": list(request.tokens)}
+        data = [base64.b64encode(image).decode() for image in request.images]
+        text = request.text.replace(MARKER, self._marker)
+        return {**body, "prompt": {"prompt_string": text, "multimodal_data": data}}
 
     def go_on(self, more: Tokens, n: int) -> tuple[Request, Answer]:
         raise NotImplementedError
 
     def act(self, action: str, number: int) -> None:
+        if action == "change slots":
+            status, body = self._server.ask("POST", "/admin/vram", {"slots": (2, 4, 8)[number % 3]})
+            if status != 200:
+                raise SpacError(f"{action}: {status}: {body.decode()}")
+            return
         name = {"filename": f"{number // self._places % 2}"} if action != "erase" else {}
         status, body = self._server.ask("POST", f"/slots/{number % self._places}?action={action}", name)
         # A slot may be empty or have images, a file or a slot may not exist (recurrent models have one),
@@ -248,61 +242,6 @@ class ServerDoor:
             self._folder.cleanup()
 
 
-class LoopDoor(ServerDoor):
-    """`spac serve --loop llama.cpp`. It has no log probabilities of drafted tokens."""
-
-    shares_overflows = True
-
-    def __init__(self, setup: Setup, parallel: int) -> None:
-        super().__init__(setup, parallel)
-        if "draft_length" in setup.options:
-            self.ways = ("text",)
-        if "slots" in setup.options:
-            self.actions = (*self.actions, "change slots")
-
-    @staticmethod
-    def _read(choice: Any, _request: Request) -> Answer:
-        return of_loop(choice)
-
-    def answer(self, request: Request) -> Answer:
-        try:
-            return super().answer(request)
-        except SpacError as error:
-            if "no finite numbers" not in str(error):
-                raise
-            return Answer("", NO_NUMBERS)
-
-    def act(self, action: str, number: int) -> None:
-        if action != "change slots":
-            super().act(action, number)
-            return
-        status, body = self._server.ask("POST", "/admin/vram", {"slots": (2, 4, 8)[number % 3]})
-        if status != 200:
-            raise SpacError(f"{action}: {status}: {body.decode()}")
-
-
-def chat_of(request: Request) -> dict[str, Any]:
-    """Return a request with images as a chat, in OpenAI's format."""
-    parts = [_part(each) for each in _parts(request)]
-    chat: dict[str, Any] = {"messages": [{"role": "user", "content": parts}]}
-    if request.way == "logprobs":
-        chat |= {"logprobs": True, "top_logprobs": TOP}
-    return {**chat, "max_tokens": request.n, "stop": list(request.stop)}
-
-
-def _parts(request: Request) -> list[str | bytes]:
-    """Return the texts and the images of a request in their order."""
-    texts, images = request.text.split(MARKER), [*request.images, b""]
-    return [each for both in zip(texts, images, strict=True) for each in both if each]
-
-
-def _part(part: str | bytes) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
 DOORS = {
     "engine": partial(EngineDoor, parallel=ONE),
     "engine-4": partial(EngineDoor, parallel=SEVERAL),
@@ -310,14 +249,10 @@ DOORS = {
     "llama-4": partial(LlamaDoor, parallel=SEVERAL),
     "serve": partial(ServerDoor, parallel=ONE),
     "serve-4": partial(ServerDoor, parallel=SEVERAL),
-    "loop": partial(LoopDoor, parallel=ONE),
-    "loop-4": partial(LoopDoor, parallel=SEVERAL),
 }
 FRESH = DOORS | {
-    "serve": partial(LlamaDoor, parallel=ONE, chats=True),
-    "serve-4": partial(LlamaDoor, parallel=SEVERAL, chats=True),
-    "loop": partial(LlamaDoor, parallel=ONE, plain=True),
-    "loop-4": partial(LlamaDoor, parallel=SEVERAL, plain=True),
+    "serve": partial(LlamaDoor, parallel=ONE, plain=True),
+    "serve-4": partial(LlamaDoor, parallel=ONE, plain=True),
 }
 """The doors that are begun anew. In place of a server, a `Llama` in this process loads faster.
 
@@ -327,8 +262,7 @@ llama.cpp's loop has drafts that spac's own does not have. A draft changes no an
 
 def setups_of(door: str) -> list[str]:
     """Return the names of the setups that a door can have."""
-    refused = {
-        *(ONE_ALONE if door.endswith("-4") else ()),
-        *(NOT_IN_THE_LOOP if door.startswith("loop") else IN_THE_LOOP),
-    }
+    if door.startswith("serve"):
+        return list(SETUPS)
+    refused = {*IN_THE_LOOP, *(ONE_ALONE if door.endswith("-4") else ())}
     return [name for name in SETUPS if name not in refused]

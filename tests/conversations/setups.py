@@ -13,9 +13,7 @@ from tests.conversations.door import ASCII, END, OVERFLOW, Setup
 from tools.models import FAMILIES, write_model, write_projector
 
 ONE_ALONE = ("images", "images, recurrent")
-"""Setups that need the context for one generation at a time."""
-NOT_IN_THE_LOOP = (*ONE_ALONE, "window", "window, bare", "window, draft")
-"""Setups that llama.cpp's loop does not have."""
+"""Setups that need the context for one generation at a time, but in llama.cpp's loop."""
 IN_THE_LOOP = ("recurrent, ngrams", "recurrent, undone draft")
 """Setups that llama.cpp's loop alone has: it copies the state back where the model cannot undo a draft."""
 CONTEXT = 256

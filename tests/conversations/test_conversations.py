@@ -19,10 +19,8 @@ EXAMPLES = {
     "engine-4": 5,
     "llama": 8,
     "llama-4": 5,
-    "serve": 4,
+    "serve": 5,
     "serve-4": 3,
-    "loop": 5,
-    "loop-4": 3,
 }
 
 

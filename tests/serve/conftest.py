@@ -189,16 +189,20 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
 
 def tokens_on_page(server: Server, ask: Callable[[], object]) -> int:
     """Return the tokens that the page's feed shows while `ask` is answered."""
+    return sum(each["tokens"] for each in snapshots_on_page(server, ask))
+
+
+def snapshots_on_page(server: Server, ask: Callable[[], object]) -> list[dict]:
+    """Return the snapshots of the page's feed while `ask` is answered."""
     connection = server.connection()
     connection.request("GET", "/page/events", headers={"authorization": f"Bearer {KEY}"})
     thread, _ = in_thread(ask)
-    tokens, phase = 0, ""
+    seen: list[dict] = []
     with connection.getresponse() as response:
-        while not tokens or phase != "idle":
+        while not any(each["tokens"] for each in seen) or seen[-1]["phase"] != "idle":
             line = response.readline()
             if line.startswith(b'data: {"phase"'):
-                snapshot = json.loads(line[6:])
-                tokens, phase = tokens + snapshot["tokens"], snapshot["phase"]
+                seen.append(json.loads(line[6:]))
     thread.join()
     connection.close()
-    return tokens
+    return seen

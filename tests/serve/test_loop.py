@@ -21,7 +21,7 @@ from spac.errors import InputError
 from spac.report.figures import read
 from spac.serve.page import FILES
 from tests.cli.conftest import ONE_THREAD
-from tests.serve.conftest import KEY, Server, tokens_on_page, wait_until
+from tests.serve.conftest import KEY, Server, snapshots_on_page, tokens_on_page, wait_until
 from tools.models import FAMILIES, write_model
 
 PROMPTS = ("def fibonacci(n):", "class Stack:\n", "import os\n", "x = 1\n", "# A queue\nclass Queue:\n")
@@ -332,6 +332,21 @@ def test_the_page_sees_what_the_engine_does(server: Server) -> None:
     asked = {"prompt": "d", "max_tokens": 60, "ignore_eos": True}
     tokens = tokens_on_page(server, lambda: server.ask("POST", "/v1/completions", asked))
     assert 59 <= tokens <= 60, "the first one may come with the prompt"
+
+
+def test_the_page_shows_each_answer(server: Server) -> None:
+    def ask() -> None:
+        asked = {"prompt": PROMPTS[0], "max_tokens": 400, "ignore_eos": True, "n": 2}
+        assert server.ask("POST", "/v1/completions", asked)[0] == 200
+
+    tables = [each["sequences"] for each in snapshots_on_page(server, ask) if each["running"] == 2]
+    assert tables
+    for table in tables:
+        assert len({one["id"] for one in table}) == len(table) == 2
+        assert all(one["prompt"] > 3 and one["accepted"] <= one["drafted"] for one in table)
+    before, after = tables[0], tables[-1]
+    assert all(0 <= a["tokens"] <= b["tokens"] <= 400 for a, b in zip(before, after, strict=True))
+    assert all(one["seconds"] > 0 and one["pending"] == 0 for one in after)
 
 
 def test_refusals_have_the_form_of_llama_server(server: Server) -> None:

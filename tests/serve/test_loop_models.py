@@ -313,7 +313,7 @@ def test_an_image_larger_than_a_batch_is_refused(tiny_model: TinyModel, tmp_path
     """Gemma's attention within an image sees later places, so llama.cpp evaluates it at once or aborts."""
     projector = write_projector(tmp_path / "gemma.gguf", "gemma3", 64)
     config = EngineConfig(
-        target=tiny_model("qwen3moe"), mmproj=projector, loop="llama.cpp", **{**OPTIONS, "ubatch": 4}
+        target=tiny_model("qwen3moe"), mmproj=projector, loop="llama.cpp", **{**OPTIONS, "ubatch": 3}
     )
     with Engine(config, serves=LoopOptions("x")) as engine:
         assert engine.loop is not None
@@ -327,6 +327,12 @@ def test_an_image_larger_than_a_batch_is_refused(tiny_model: TinyModel, tmp_path
         assert b"evaluated at once" in made.body
         made.close()
         assert answer(engine, [5, 6, 7], 4)
+        made = engine.loop.begin(
+            "v1/completions", json.dumps({"prompt": "a long text", "max_tokens": 1}).encode()
+        )
+        made.run()
+        assert made.status == 200, made.body
+        made.close()
 
 
 # Adapters

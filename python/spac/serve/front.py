@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, quote
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Router
 
+from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
 from spac.serve.checks import check, parsed, with_images
 from spac.serve.page import page_routes
@@ -173,7 +174,8 @@ class Front:
         """
         assert engine.loop is not None
         self._engine, self._loop, self._state = engine, engine.loop, state
-        self._feed, self._fetches = LiveFeed(engine), fetches
+        self._feed = LiveFeed(engine, answers=self._answers if engine.n_sequences > 1 else None)
+        self._fetches = fetches
         self._page = Router(page_routes(self._feed)) if has_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -300,6 +302,36 @@ class Front:
             return await out.whole(200, text, [*_fields_of(answer)[1:], _TEXT])
         finally:
             await run_in_threadpool(answer.close)
+
+    async def _answers(self) -> dict[str, Any]:
+        """Return the figures of the answers that run, for the page."""
+
+        def read() -> list[dict[str, Any]]:
+            answer = self._loop.begin("slots", b"")
+            answer.run()
+            slots: list[dict[str, Any]] = json.loads(answer.body) if answer.status == 200 else []
+            answer.close()
+            return slots
+
+        try:
+            running = [_row(slot) for slot in await run_in_threadpool(read) if slot["is_processing"]]
+        except InputError:  # the loop is closed
+            running = []
+        return {"running": len(running), "waiting": self._state.queue.n_waiting, "sequences": running}
+
+
+def _row(slot: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of a slot's answer."""
+    times, total = slot["timings"], slot["n_prompt_tokens_total"]
+    return {
+        "id": slot["id_task"],
+        "prompt": total,
+        "pending": max(0, total - times["cache_n"] - times["prompt_n"]),
+        "tokens": times["predicted_n"],
+        "seconds": round(times["predicted_ms"] / 1e3, 3),
+        "drafted": times.get("draft_n", 0),
+        "accepted": times.get("draft_n_accepted", 0),
+    }
 
 
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")

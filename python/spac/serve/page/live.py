@@ -13,7 +13,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,19 @@ class Sums:
 class LiveFeed:
     """Publishes snapshots of an engine to watchers."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make the feed of an engine that serves; `clock` returns seconds."""
-        self._engine, self._clock = engine, clock
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.monotonic,
+        answers: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+    ) -> None:
+        """Make the feed of an engine that serves.
+
+        `clock` returns seconds, and `answers` the figures of the answers that run and wait, on the event loop's
+        thread. It is None where one answer is made at a time.
+        """
+        self._engine, self._clock, self._answers = engine, clock, answers
+        self._order, self._asking = asyncio.Lock(), set[asyncio.Task[None]]()
         self._watchers: set[asyncio.Queue[str]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._phase = "idle"
@@ -152,30 +162,7 @@ class LiveFeed:
             "experts": [layer.n_expert for layer in layers],
             "slots": experts.slots.n_slots if experts is not None else 0,
             "drafts": self._engine.governor is not None,
-            "several": self._engine.n_sequences > 1,
-        }
-
-    def _batch(self) -> dict[str, Any]:
-        """Return the figures of the generations that run and wait, if several may run at once."""
-        if (batch := self._engine.batch) is None:
-            return {}
-        sequences = batch.sequences()
-        running = [each for each in sequences if each.id >= 0]
-        return {
-            "running": len(running),
-            "waiting": len(sequences) - len(running),
-            "sequences": [
-                {
-                    "id": each.id,
-                    "prompt": each.n_prompt + 1,
-                    "pending": each.n_pending if each.reads else 0,
-                    "tokens": each.n_made,
-                    "seconds": round(each.decode_s, 3),
-                    "drafted": each.n_drafted,
-                    "accepted": each.n_accepted,
-                }
-                for each in running
-            ],
+            "several": self._answers is not None,
         }
 
     def _settle(self) -> None:
@@ -184,7 +171,26 @@ class LiveFeed:
             self._publish("idle", Sums(), self._look(), None)
 
     def _publish(self, phase: str, sums: Sums, residency: Int32Array | None, used: BoolArray | None) -> None:
-        about: dict[str, Any] = {"phase": phase, **asdict(sums), **self._batch()}
+        if self._answers is None:
+            self._send({}, phase, sums, residency, used)
+        else:
+            task = asyncio.create_task(self._ask(self._answers, phase, sums, residency, used))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, answers: Callable[[], Awaitable[dict[str, Any]]], *snapshot: Any) -> None:
+        async with self._order:  # it keeps the order of snapshots
+            self._send(await answers(), *snapshot)
+
+    def _send(
+        self,
+        batch: dict[str, Any],
+        phase: str,
+        sums: Sums,
+        residency: Int32Array | None,
+        used: BoolArray | None,
+    ) -> None:
+        about: dict[str, Any] = {"phase": phase, **asdict(sums), **batch}
         if residency is not None:
             about["resident"] = int(np.count_nonzero(residency >= 0))
             flags = self._flags(residency, used)

@@ -1,0 +1,89 @@
+"""`spac serve --loop llama.cpp`: where the memory of all places is full, one answer ends, and no other."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from spac._core import LoopResponse
+from spac.engine import Engine
+from spac.engine.server_loop import LoopOptions
+from tests.serve.test_loop import DRAFTS, PROMPTS, config
+
+CTX = 512
+N = 160
+FULL = "share the context, and it is full: raise --ctx, or lower --parallel"
+
+
+def long_prompt(n_lines: int) -> str:
+    """Return a prompt of about 7 tokens a line."""
+    return "".join(f"def step_{i}(value):\n" for i in range(n_lines))
+
+
+def asked(engine: Engine, prompt: str, **options: object) -> LoopResponse:
+    assert engine.loop is not None
+    body = {"prompt": prompt, "n_predict": N, "ignore_eos": True, **options}
+    return engine.loop.begin("completion", json.dumps(body).encode())
+
+
+def said(answer: LoopResponse) -> tuple[dict, str]:
+    """Return the last part of an answer, and its text."""
+    answer.run()
+    parts = [answer.body]
+    if answer.is_stream:
+        lines = b"".join(iter(answer.next, None)).splitlines()
+        parts = [line.partition(b": ")[2] for line in lines if line]
+    answer.close()
+    read = [json.loads(part) for part in parts]
+    return read[-1], "".join(each.get("content", "") for each in read)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_one_answer_ends_and_the_others_go_on(draft: str) -> None:
+    with Engine(replace(config(**DRAFTS[draft]), ctx=CTX), serves=LoopOptions("demo")) as engine:
+        prompts = [*PROMPTS, long_prompt(16), long_prompt(17)]
+        alone = {prompt: said(asked(engine, prompt))[1] for prompt in prompts}
+        n_whole = n_cut = 0
+        for stream in (False, True):
+            with ThreadPoolExecutor(4) as pool:
+                answers = pool.map(
+                    lambda each, stream=stream: said(asked(engine, each, stream=stream)), prompts
+                )
+                for prompt, (last, text) in zip(prompts, answers, strict=True):
+                    if "error" in last:
+                        assert FULL in last["error"]["message"]
+                        assert (last["error"]["code"], text) == (503, "")
+                    elif last["truncated"]:
+                        assert last["stop_type"] == "limit"
+                        assert 0 < last["tokens_predicted"] < N
+                        assert alone[prompt].startswith(text)
+                        n_cut += 1
+                    else:
+                        assert text == alone[prompt]
+                        n_whole += 1
+        assert (n_whole > 0, n_cut > 0) == (True, True)
+        assert {prompt: said(asked(engine, prompt))[1] for prompt in prompts} == alone
+
+
+@pytest.mark.parametrize("draft", ["none", "simple"])
+def test_a_prompt_that_does_not_fit_beside_an_answer_is_refused(draft: str) -> None:
+    with Engine(replace(config(**DRAFTS[draft]), ctx=CTX), serves=LoopOptions("demo")) as engine:
+        prompt, other = long_prompt(30), "\n" + long_prompt(60)
+        expected, text = (said(asked(engine, each))[1] for each in (prompt, other))
+        for n in (1, 2):
+            first = asked(engine, prompt, stream=True)
+            with ThreadPoolExecutor(1) as pool:
+                first.run()
+                begun = first.next()
+                assert begun is not None
+                error = pool.submit(said, asked(engine, other, n=n)).result()[0]["error"]
+            assert (error["code"], error["type"]) == (503, "unavailable_error")
+            assert FULL in error["message"]
+            lines = (begun + b"".join(iter(first.next, None))).splitlines()
+            first.close()
+            parts = [json.loads(line.partition(b": ")[2]) for line in lines if line]
+            assert "".join(each["content"] for each in parts) == expected
+        assert said(asked(engine, other))[1] == text
