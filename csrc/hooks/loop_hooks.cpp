@@ -150,6 +150,11 @@ void LoopHooks::end_draft(const llama_tokens & all) {
 }
 
 bool LoopHooks::accept(int slot, int n) {
+    const auto found = samplers_.find(sampler_);
+    if (found != samplers_.end() && found->second.step) {
+        auto [step, row] = *std::exchange(found->second.step, std::nullopt);
+        found->second.request->push(std::move(step), row);
+    }
     if (drafts_ == nullptr || is_drafting_) {
         return false;
     }
@@ -160,7 +165,7 @@ bool LoopHooks::accept(int slot, int n) {
 }
 
 int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_tokens, int n_outputs,
-                      const std::set<llama_seq_id> & sequences, int n_asking) {
+                      const std::set<llama_seq_id> & sequences, int n_asking, LoopWindows windows) {
     const AbortGuard::Pause pause;
     if (is_drafting_) {
         return run(); // draft() measures the time
@@ -176,7 +181,9 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
     int          status = 0;
     {
         const Interrupt::Call call(interrupt_);
-        step_  = {};
+        step_    = {};
+        windows_ = std::move(windows);
+        parts_.clear();
         status = embeds ? run() : n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
     auto cause = remote_loss_of(target_);
@@ -247,7 +254,7 @@ void LoopHooks::count_grammar(const common_sampler * next) {
 }
 
 void LoopHooks::add(const common_sampler * sampler, const common_params_sampling & params) {
-    samplers_[sampler] = {params.n_probs == 0 && is_greedy(sampler, params), {}};
+    samplers_[sampler] = {params.n_probs == 0 && is_greedy(sampler, params), {}, OwnRequest::of(params), 0, {}};
     work_              = grammars_->work(); // that of the check and of the beginning belongs to no token
 }
 
@@ -291,13 +298,16 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     has_drafted_   = false;
     int status     = 0;
     step_.verified = true;
+    count_parts(true);
     demand_.count(
         [&] {
             status = run();
             llama_synchronize(target_);
         },
         step_.batch);
+    count_parts(false);
     demand_.take(step_.batch);
+    verified_              = Clock::now();
     step_.batch.verify_ns  = ns_since(start);
     step_.batch.n_verified = n_tokens;
     step_.batch.draft_ns   = std::exchange(draft_ns_, 0);
@@ -330,19 +340,20 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
     if (ctx != target_) {
         return;
     }
-    const float * const logits = llama_get_logits_ith(target_, row);
+    const float * const logits = llama_get_logits_ith(target_, row + static_cast<int>(tokens.size()) - 1);
     if (logits != nullptr && is_bad(logits[tokens.back()])) {
         throw InternalError(no_numbers);
-    }
-    if (n_awaited_ == 0) {
-        return;
     }
     SequenceStep sequence;
     sequence.id         = static_cast<int>(step_.sequences.size());
     sequence.tokens     = tokens;
     sequence.n_drafted  = n_drafted;
     sequence.n_accepted = n_drafted > 0 ? static_cast<int>(tokens.size()) - 1 : 0;
-    auto & batch        = step_.batch;
+    hand_out(sequence, row);
+    if (n_awaited_ == 0) {
+        return;
+    }
+    auto & batch = step_.batch;
     batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end());
     batch.n_drafted += n_drafted;
     batch.n_accepted += sequence.n_accepted;
@@ -350,6 +361,58 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
     if (--n_awaited_ == 0) {
         end_step();
     }
+}
+
+// Hands a step out to the request of the sampler that has sampled last. One with a draft waits for accept(), because a
+// server that cannot undo a draft goes back to the state before it, and samples once more.
+void LoopHooks::hand_out(SequenceStep step, int row) {
+    const auto found = samplers_.find(sampler_);
+    if (found == samplers_.end() || found->second.request == nullptr) {
+        return;
+    }
+    step.n_steps = 1;
+    if (step_.verified) {
+        step.draft_ns  = step_.batch.draft_ns;
+        step.verify_ns = step_.batch.verify_ns;
+        step.sample_ns = ns_since(verified_);
+    }
+    int first = 0; // token of the window
+    for (size_t i = 0; i < parts_.size(); first += windows_[i].second, ++i) {
+        if (row >= first && row < first + windows_[i].second) {
+            step.experts = parts_[i];
+        }
+    }
+    if (step.n_drafted > 0) {
+        found->second.step = {std::move(step), row};
+    } else {
+        found->second.request->push(std::move(step), row);
+    }
+}
+
+bool LoopHooks::skips(const common_sampler * sampler) {
+    const auto found = samplers_.find(sampler);
+    if (found == samplers_.end() || found->second.request == nullptr) {
+        return false;
+    }
+    return found->second.n_skipped++ < found->second.request->n_unseen();
+}
+
+// Begins or ends to count each window's experts, if a request of this process runs.
+void LoopHooks::count_parts(bool begins) {
+    const bool asks = std::any_of(samplers_.begin(), samplers_.end(),
+                                  [](const auto & each) { return each.second.request != nullptr; });
+    if (experts_ == nullptr || !asks) {
+        return;
+    }
+    if (!begins) {
+        parts_ = experts_->take_parts();
+        return;
+    }
+    std::vector<int> sizes;
+    for (const auto & [sequence, n] : windows_) {
+        sizes.push_back(n);
+    }
+    experts_->set_parts(sizes);
 }
 
 void LoopHooks::end_step() {

@@ -32,8 +32,10 @@ struct SequenceStep {
     StopReason           reason     = StopReason::none;
     bool                 waits      = false; // true: the memory had no place for it, and others that are older use it
     std::exception_ptr   error;              // what failed for this sequence; it is as it was, and may be tried again
-    std::optional<TokenProbabilities> probabilities; // of `tokens`, if the sequence asked for them
-    ExpertCounts                      experts;       // of the sequence's tokens in this verification
+    std::optional<TokenProbabilities> probabilities;    // of `tokens`, if the sequence asked for them
+    ExpertCounts                      experts;          // of the sequence's tokens in this verification
+    int64_t draft_ns = 0, verify_ns = 0, sample_ns = 0; // times of the batch, until the sequence had sampled
+    int64_t ns = 0;                                     // time since the sequence's step before; 0 for its first one
 };
 
 // The result of one step, or of all steps of a call.

@@ -1229,6 +1229,18 @@ class SequenceStep:
     def waits(self) -> bool:
         """True if older sequences use the cells of the memory that this one needs."""
     @property
+    def draft_ns(self) -> int:
+        """The time of the batch's draft."""
+    @property
+    def verify_ns(self) -> int:
+        """The time of the batch's verification."""
+    @property
+    def sample_ns(self) -> int:
+        """The time from the verification until the sequence had sampled."""
+    @property
+    def seconds(self) -> float:
+        """The seconds since the sequence's step before; 0 for its first one."""
+    @property
     def reason(self) -> str:
         """The reason to stop: "stop" (the last token ends the text), "length" (context full), or ""."""
     @property
@@ -1283,6 +1295,8 @@ class LoopResponse:
         """True if `next` returns the body part by part."""
     def next(self) -> bytes | None:
         """Return the next part of a stream, or None at its end."""
+    def steps(self) -> list[SequenceStep]:
+        """Return the steps of `ServerLoop.generate` since the last call. Any thread may call this."""
     def cancel(self) -> None:
         """Let `run` and `next` return soon."""
     def close(self) -> None:
@@ -1351,6 +1365,13 @@ class ServerLoop:
 
         Events are those of a Session, and `draft_length(n_slots, n_max)`, which returns a step's draft
         length, and `step_end(step, seconds)`. The loop holds its gate meanwhile.
+        """
+    def generate(self, body: bytes, *, n_unseen: int = 0, n_top: int = -1, **sampling: Any) -> LoopResponse:
+        """Return the answer of a completion, whose `steps` have its tokens.
+
+        `sampling` are a Session's sampling parameters, which take the place of those of the body. Penalties
+        do not look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. Raise
+        InputError for invalid parameters, and after `close`.
         """
     def keep_draft_routes(self, keeps: bool) -> None:
         """Pass the draft's routes with its events, or no longer, as a Session does.

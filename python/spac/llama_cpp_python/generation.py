@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spac import _core
-from spac.engine.batched_sequence import NO_END, BatchedSequence
 from spac.engine.generation import Generation
+from spac.engine.loop_sequence import LoopSequence
 from spac.errors import InputError
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
@@ -19,6 +19,8 @@ from spac.stats import Meter, RunStats, Setting, device_counts
 if TYPE_CHECKING:
     from spac.engine import Engine
 
+_NO_END = 1 << 30
+_MORE = 3  # tokens beyond the expected ones, which may complete a character
 Tokens = Generator[int, Sequence[int] | None, None]
 
 
@@ -28,7 +30,7 @@ class TokenRun(Generation):
     def __init__(
         self,
         engine: Engine,
-        session: _core.Session | BatchedSequence,
+        session: _core.Session | LoopSequence,
         setting: Setting,
         prompt: TokenArray,
         n_unseen: int,
@@ -41,7 +43,7 @@ class TokenRun(Generation):
         probabilities.
         """
         controller, between, reading = None, None, None
-        if isinstance(session, BatchedSequence):
+        if isinstance(session, LoopSequence):
             prediction_stats = engine.events.prediction_stats
         else:
             engine.events.settle()
@@ -82,11 +84,12 @@ class TokenRun(Generation):
     def run_on(self, seconds: float, expected: int | None) -> None:
         """Let steps go on for `seconds` before their tokens are handed out, from the second step on.
 
-        Nothing is made ahead after `expected` tokens, unless this is None.
+        Nothing is made ahead after `expected` tokens, unless this is None. A sequence beside others ends soon
+        after them, and does not wait for its reader.
         """
         self._run_s, self._expected = seconds, expected
-        if isinstance(self._session, BatchedSequence):
-            self._session.run_s, self._session.expected = seconds, expected
+        if isinstance(self._session, LoopSequence) and expected is not None:
+            self._session.limit = expected + _MORE
 
     def each(self) -> Iterator[int]:
         """Yield the tokens one by one, including those that would end a text."""
@@ -102,9 +105,9 @@ class TokenRun(Generation):
 
     def _make_step(self) -> Any:
         meter = self._meter
-        if isinstance(self._session, BatchedSequence) or not meter.steps or self._logprobs is not None:
-            return self._session.step()  # A batch has made it already. Probabilities are of one step.
-        n_most = NO_END if self._expected is None else self._expected - meter.step_tokens
+        if isinstance(self._session, LoopSequence) or not meter.steps or self._logprobs is not None:
+            return self._session.step()  # A loop has made it already. Probabilities are of one step.
+        n_most = _NO_END if self._expected is None else self._expected - meter.step_tokens
         return self._session.step(seconds=self._run_s, n_most=max(1, n_most))
 
     def _step(self) -> str:

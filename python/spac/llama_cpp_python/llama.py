@@ -201,7 +201,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
         weakref.finalize(self, engine.close)  # Apps seldom call close(). This runs before the end.
-        if engine.batch is not None:
+        if engine.loop is not None:
             self._threads, self._n_ctx = threading.local(), engine.context
         else:
             engine.session_with(temp=0.0)  # This clears the context's memory, which is still empty.
@@ -317,11 +317,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._turn += 1
         if given.get("reset", True):
             self._drop_overflow()
-        if self._engine is not None and self._engine.batch is not None:
+        if self._engine is not None and self._engine.loop is not None:
             if refusal is not None:
                 refuse_alone(refusal)
             setting = self._setting(sampling)
-            yield from generate_beside(self, self._engine.batch, given, sampling, setting)
+            yield from generate_beside(self, self._engine.loop, given, sampling, setting)
             return
         if refusal is not None:
             self._say(refusal)
