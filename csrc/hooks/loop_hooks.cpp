@@ -370,7 +370,9 @@ void LoopHooks::hand_out(SequenceStep step, int row) {
     if (found == samplers_.end() || found->second.request == nullptr) {
         return;
     }
-    step.n_steps = 1;
+    if (llama_vocab_is_eog(llama_model_get_vocab(llama_get_model(target_)), step.tokens.back())) {
+        step.reason = StopReason::stop;
+    }
     if (step_.verified) {
         step.draft_ns  = step_.batch.draft_ns;
         step.verify_ns = step_.batch.verify_ns;
