@@ -66,6 +66,7 @@ class EngineDoor:
         options = {**setup.options, "parallel": parallel, "ctx": parallel * CONTEXT}
         self._engine = Engine(EngineConfig(target=setup.target, sampling=sampling, **options))
         self.n_clients = parallel
+        self.shares_overflows = parallel > 1
         self.actions = ("change slots",) if self._engine.experts is not None else ()
 
     def answer(self, request: Request) -> Answer:
@@ -119,6 +120,7 @@ class LlamaDoor:
         self._saved: dict[int, Any] = {}
         self.n_clients = parallel
         alone = parallel == 1
+        self.shares_overflows = not alone
         self.ways = ("text", "logprobs", "processor", "eval") if alone else ("text", "logprobs")
         self.actions = ("reset", "save", "restore") if alone else ()
 

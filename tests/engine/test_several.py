@@ -185,7 +185,7 @@ def test_closing_ends_those_that_run_and_wait() -> None:
         next(each)
     waiting = threading.Thread(target=lambda: "".join(engine.generate(PROMPTS[2])))
     waiting.start()
-    _wait_for(lambda: n_running(engine) == 2)
+    _wait_for(lambda: len(engine._beside) == 3)
     engine.close()
     waiting.join(10)
     assert not waiting.is_alive()

@@ -471,6 +471,7 @@ class Engine:
         reasoning_budget: int,
     ) -> Generation:
         """Return a generation that runs beside others."""
+        self.between.run(self._at_home.update_streams)
         sampling = seeded(sampling or self.config.sampling)
         sequence = LoopSequence(
             loop, {**parameters_of(sampling), "chat": chat, "reasoning_budget": reasoning_budget}, max_tokens

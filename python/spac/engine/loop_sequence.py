@@ -75,9 +75,14 @@ class LoopSequence:
             "prompt": tokens.tolist(), "n_predict": -1 if self.limit is None else self.limit, "stream": True,
             "return_progress": True, "sse_ping_interval": -1,
         }  # fmt: skip
-        self._answer = answer = self._loop.generate(
-            json.dumps(body).encode(), n_unseen=n_unseen, n_top=self._n_top, **self._sampling
-        )
+        try:
+            self._answer = answer = self._loop.generate(
+                json.dumps(body).encode(), n_unseen=n_unseen, n_top=self._n_top, **self._sampling
+            )
+        except InputError:
+            if self._is_cancelled:  # by closing the engine
+                raise Cancelled("cancelled") from None
+            raise
         self._call(answer.run)
         if not answer.is_stream:
             raise _error_of(json.loads(answer.body)["error"]) if answer.body else Cancelled("cancelled")
@@ -125,7 +130,8 @@ class LoopSequence:
         assert self._answer is not None
         self._calls = True
         try:
-            result = call()
+            if not self._is_cancelled:
+                result = call()
         finally:
             self._calls = False
         if self._is_cancelled:
