@@ -138,14 +138,6 @@ int decode(Address context, const py::object & tokens, int position, bool logits
     return spac::decode(context, list, position, logits);
 }
 
-py::array_t<uint8_t> sequence_state(Address context, int sequence) {
-    return copy_of(spac::sequence_state(context, sequence));
-}
-
-bool set_sequence_state(Address context, int sequence, const py::array_t<uint8_t> & state) {
-    return spac::set_sequence_state(context, sequence, state.data(), static_cast<size_t>(state.size()));
-}
-
 py::array_t<float> logits(Address context, py::ssize_t n_rows) {
     std::pair<const float *, int> found;
     {
@@ -205,8 +197,6 @@ void bind_llama(py::module_ & m) {
 
     m.def("decode", &decode, arg("context"), arg("tokens"), arg("position"), arg("logits"));
     m.def("logits", &logits, arg("context"), arg("n_rows"));
-    m.def("sequence_state", &sequence_state, arg("context"), arg("sequence"));
-    m.def("set_sequence_state", &set_sequence_state, arg("context"), arg("sequence"), arg("state"));
     m.def("synchronize", &spac::synchronize, arg("context"), Release());
     m.def("grammar_of_schema", &spac::grammar_of_schema, arg("schema"), Release());
     m.def(

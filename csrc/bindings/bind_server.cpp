@@ -45,7 +45,20 @@ class PyServerLoop {
         if (loop_ == nullptr) {
             throw spac::InputError("the server is closed");
         }
-        return loop_->begin({route, std::string(body), params, headers});
+        return loop_->begin({route, std::string(body), params, headers, {}});
+    }
+
+    // Begins a completion with a session's sampling parameters, whose steps the answer has.
+    std::unique_ptr<LoopResponse> generate(const py::bytes & body, size_t n_unseen, int n_top,
+                                           const py::kwargs & sampling) {
+        if (loop_ == nullptr) {
+            throw spac::InputError("the engine is closed");
+        }
+        spac::LoopRequest request;
+        request.route = "completion";
+        request.body  = std::string(body);
+        request.own   = spac::JoinConfig{spac::bindings::sampling_config(sampling), n_unseen, n_top};
+        return loop_->begin(request);
     }
 
     // Sets the callback of one of a session's events, or of those of LoopListeners. None removes it.
@@ -119,6 +132,7 @@ void bind_server(py::module_ & m) {
         .def_property_readonly("is_stream", &LoopResponse::is_stream)
         .def("run", &LoopResponse::run, py::call_guard<py::gil_scoped_release>())
         .def("next", &next_part)
+        .def("steps", &LoopResponse::steps)
         .def("cancel", &LoopResponse::cancel)
         .def("close", &LoopResponse::close, py::call_guard<py::gil_scoped_release>());
     py::class_<spac::Gate, std::shared_ptr<spac::Gate>>(
@@ -174,6 +188,8 @@ void bind_server(py::module_ & m) {
         .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),
              py::arg("params")  = std::map<std::string, std::string>(),
              py::arg("headers") = std::map<std::string, std::string>())
+        .def("generate", &PyServerLoop::generate, py::arg("body"), py::kw_only(), py::arg("n_unseen") = 0,
+             py::arg("n_top") = -1)
         .def("keep_draft_routes", &PyServerLoop::keep_draft_routes, py::arg("keeps"))
         .def("on", &PyServerLoop::on, py::arg("event"), py::arg("callback"))
         .def("close", &PyServerLoop::close);

@@ -157,6 +157,11 @@ void LoopHooks::end_draft(const llama_tokens & all) {
 }
 
 bool LoopHooks::accept(int slot, int n) {
+    const auto found = samplers_.find(sampler_);
+    if (found != samplers_.end() && found->second.step) {
+        auto [step, row] = *std::exchange(found->second.step, std::nullopt);
+        found->second.request->push(std::move(step), row);
+    }
     if (drafts_ == nullptr || is_drafting_) {
         return false;
     }
@@ -166,8 +171,8 @@ bool LoopHooks::accept(int slot, int n) {
     return true;
 }
 
-int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs,
-                      std::vector<llama_seq_id> sequences, int n_asking) {
+int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs, int n_asking,
+                      LoopWindows windows) {
     const AbortGuard::Pause pause;
     if (is_drafting_) {
         return run(); // draft() measures the time
@@ -178,14 +183,18 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         draft_ns_ += ns_since(start);
         return status;
     }
-    const int n_tokens  = static_cast<int>(sequences.size());
-    rows_               = std::move(sequences);
+    int n_tokens = 0;
+    for (const auto & [sequence, n] : windows) {
+        n_tokens += n;
+    }
     const bool   embeds = target_->get_cparams().embeddings;
     const Region region(*gate_);
     int          status = 0;
     {
         const Interrupt::Call call(interrupt_);
-        step_  = {};
+        step_    = {};
+        windows_ = std::move(windows);
+        parts_.clear();
         status = embeds ? run() : n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
     auto cause = remote_loss_of(target_);
@@ -216,7 +225,10 @@ bool LoopHooks::is_finite(int n_outputs) const {
 // Clears the memory with its data, because cells that are no numbers spoil every sequence that reads past them. The
 // sequences that are not in the batch come back; the loop clears what it knows of the others after an error.
 void LoopHooks::forget() {
-    const std::set<llama_seq_id>        sequences(rows_.begin(), rows_.end());
+    std::set<llama_seq_id> sequences;
+    for (const auto & [sequence, n] : windows_) {
+        sequences.insert(sequence);
+    }
     auto * const                        memory = llama_get_memory(target_);
     std::map<llama_seq_id, MemoryState> others;
     for (llama_seq_id i = 0; i < n_slots_; ++i) {
@@ -257,8 +269,9 @@ void LoopHooks::count_grammar(const common_sampler * next) {
 }
 
 void LoopHooks::add(const common_sampler * sampler, const common_params_sampling & params) {
-    samplers_[sampler] = {params.n_probs == 0 && is_greedy(sampler, params), params.n_probs > 0, {}};
-    work_              = grammars_->work(); // that of the check and of the beginning belongs to no token
+    samplers_[sampler] = {
+        params.n_probs == 0 && is_greedy(sampler, params), params.n_probs > 0, {}, OwnRequest::of(params), 0, {}};
+    work_ = grammars_->work(); // that of the check and of the beginning belongs to no token
 }
 
 void LoopHooks::copy(const common_sampler * sampler, const common_sampler * copied) {
@@ -281,13 +294,16 @@ bool LoopHooks::sampling(const llama_context * ctx, const common_sampler * sampl
         return false;
     }
     found->second.budget.check();
-    if (ctx == target_ && row >= 0 && static_cast<size_t>(row) < rows_.size()) {
-        const llama_seq_id slot = rows_[static_cast<size_t>(row)];
-        if (found->second.asks_probabilities) {
-            asking_probabilities_.insert(slot);
-        } else {
-            asking_probabilities_.erase(slot);
+    int first = 0;
+    for (const auto & [slot, n] : windows_) {
+        if (ctx == target_ && row >= first && row < first + n) {
+            if (found->second.asks_probabilities) {
+                asking_probabilities_.insert(slot);
+            } else {
+                asking_probabilities_.erase(slot);
+            }
         }
+        first += n;
     }
     return ctx == target_ && found->second.is_greedy;
 }
@@ -309,13 +325,16 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     has_drafted_   = false;
     int status     = 0;
     step_.verified = true;
+    count_parts(true);
     demand_.count(
         [&] {
             status = run();
             llama_synchronize(target_);
         },
         step_.batch);
+    count_parts(false);
     demand_.take(step_.batch);
+    verified_              = Clock::now();
     step_.batch.verify_ns  = ns_since(start);
     step_.batch.n_verified = n_tokens;
     has_drafted_           = status == 1; // the loop makes room, and decodes the draft again
@@ -350,19 +369,20 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
     if (ctx != target_) {
         return;
     }
-    const float * const logits = llama_get_logits_ith(target_, row);
+    const float * const logits = llama_get_logits_ith(target_, row + static_cast<int>(tokens.size()) - 1);
     if (logits != nullptr && is_bad(logits[tokens.back()])) {
         throw InternalError(no_numbers);
-    }
-    if (n_awaited_ == 0) {
-        return;
     }
     SequenceStep sequence;
     sequence.id         = static_cast<int>(step_.sequences.size());
     sequence.tokens     = tokens;
     sequence.n_drafted  = n_drafted;
     sequence.n_accepted = n_drafted > 0 ? static_cast<int>(tokens.size()) - 1 : 0;
-    auto & batch        = step_.batch;
+    hand_out(sequence, row);
+    if (n_awaited_ == 0) {
+        return;
+    }
+    auto & batch = step_.batch;
     batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end());
     batch.n_drafted += n_drafted;
     batch.n_accepted += sequence.n_accepted;
@@ -370,6 +390,60 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
     if (--n_awaited_ == 0) {
         end_step();
     }
+}
+
+// Hands a step out to the request of the sampler that has sampled last. One with a draft waits for accept(), because a
+// server that cannot undo a draft goes back to the state before it, and samples once more.
+void LoopHooks::hand_out(SequenceStep step, int row) {
+    const auto found = samplers_.find(sampler_);
+    if (found == samplers_.end() || found->second.request == nullptr) {
+        return;
+    }
+    if (llama_vocab_is_eog(llama_model_get_vocab(llama_get_model(target_)), step.tokens.back())) {
+        step.reason = StopReason::stop;
+    }
+    if (step_.verified) {
+        step.draft_ns  = step_.batch.draft_ns;
+        step.verify_ns = step_.batch.verify_ns;
+        step.sample_ns = ns_since(verified_);
+    }
+    int first = 0; // token of the window
+    for (size_t i = 0; i < parts_.size(); first += windows_[i].second, ++i) {
+        if (row >= first && row < first + windows_[i].second) {
+            step.experts = parts_[i];
+        }
+    }
+    if (step.n_drafted > 0) {
+        found->second.step = {std::move(step), row};
+    } else {
+        found->second.request->push(std::move(step), row);
+    }
+}
+
+bool LoopHooks::skips(const common_sampler * sampler) {
+    const auto found = samplers_.find(sampler);
+    if (found == samplers_.end() || found->second.request == nullptr) {
+        return false;
+    }
+    return found->second.n_skipped++ < found->second.request->n_unseen();
+}
+
+// Begins or ends to count each window's experts, if a request of this process runs.
+void LoopHooks::count_parts(bool begins) {
+    const bool asks = std::any_of(samplers_.begin(), samplers_.end(),
+                                  [](const auto & each) { return each.second.request != nullptr; });
+    if (experts_ == nullptr || !asks) {
+        return;
+    }
+    if (!begins) {
+        parts_ = experts_->take_parts();
+        return;
+    }
+    std::vector<int> sizes;
+    for (const auto & [sequence, n] : windows_) {
+        sizes.push_back(n);
+    }
+    experts_->set_parts(sizes);
 }
 
 void LoopHooks::end_step() {

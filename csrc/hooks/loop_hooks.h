@@ -8,6 +8,7 @@
 #include "core/gate.h"
 #include "core/not_copied.h"
 #include "hooks/loop_listeners.h"
+#include "hooks/own_requests.h"
 #include "session/expert_demand.h"
 #include "session/grammar.h"
 #include "session/interrupt.h"
@@ -20,10 +21,15 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 struct common_sampler;
 
 namespace spac {
+
+// The windows of a batch: a sequence, and the number of its tokens.
+using LoopWindows = std::vector<std::pair<llama_seq_id, int>>;
 
 class LoopHooks : NotCopied {
   public:
@@ -57,11 +63,11 @@ class LoopHooks : NotCopied {
     void draft(common_speculative * spec, const std::function<void()> & run);
     // Notes that `n` tokens of a slot's last draft were accepted. Returns false if llama.cpp's loop has drafted.
     bool accept(int slot, int n);
-    // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its tokens. `sequences` has
-    // the sequence of each token, and `n_asking` sequences want logits. Returns -3 if the logits are no finite numbers,
+    // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its tokens. `n_asking`
+    // sequences want logits. `windows` has the tokens in their order. Returns -3 if the logits are no finite numbers,
     // if an RPC server was lost, or if `stop` was called.
-    int decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs,
-               std::vector<llama_seq_id> sequences, int n_asking);
+    int decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs, int n_asking,
+               LoopWindows windows);
     // Ends a decode of the target early. Any thread may call it.
     void stop() noexcept { interrupt_.cancel(); }
 
@@ -74,15 +80,20 @@ class LoopHooks : NotCopied {
     // Called before a slot samples by the logits of the batch's token `row`. Returns true if the token with the largest
     // logit is all that is asked. Throws InputError if the grammar of this slot has taken too long.
     bool sampling(const llama_context * ctx, const common_sampler * sampler, int row);
-    // Counts tokens that a slot sampled. `n_drafted` of the verified ones were drafts, and the last token was chosen
+    // Counts tokens that a slot sampled. `n_drafted` of the verified ones were drafts, and the first token was chosen
     // by the logits of the batch's token `row`.
     void sampled(const llama_context * ctx, const llama_tokens & tokens, int n_drafted, int row);
+    // Returns true if a sampler does not look back on the next token of its prompt.
+    bool skips(const common_sampler * sampler);
 
   private:
     struct Sampler {
-        bool          is_greedy          = false; // true: nobody looks at the candidates either
-        bool          asks_probabilities = false;
-        GrammarBudget budget;
+        bool                                        is_greedy = false; // true: nobody looks at the candidates either
+        bool                                        asks_probabilities = false;
+        GrammarBudget                               budget;
+        std::shared_ptr<OwnRequest>                 request;       // null: one of a client
+        size_t                                      n_skipped = 0; // tokens of its prompt
+        std::optional<std::pair<SequenceStep, int>> step;          // which the server may still undo, and its first row
     };
 
     int  verify(const std::function<int()> & run, int n_tokens);
@@ -92,6 +103,8 @@ class LoopHooks : NotCopied {
     bool is_finite(int n_outputs) const;
     void forget();
     void count_grammar(const common_sampler * next);
+    void count_parts(bool begins);
+    void hand_out(SequenceStep step, int row);
 
     llama_context *                           target_;
     std::shared_ptr<Experts>                  experts_;
@@ -106,11 +119,13 @@ class LoopHooks : NotCopied {
     bool                                      is_drafting_ = false; // true: a draft is made
     bool                                      has_drafted_ = false; // true: the draft of the next step has ended
     ParallelStep                              step_;                // the one whose tokens are being sampled
+    LoopWindows                               windows_;             // of its batch
+    std::vector<ExpertCounts>                 parts_;               // of the windows; empty if nobody asks
+    Clock::time_point                         verified_;            // when its decode ended
     int                                       n_awaited_ = 0;       // slots of the step that have not sampled yet
     Clock::time_point                         start_;               // of the step
     int64_t                                   draft_ns_ = 0;        // time of drafting since the last step
     Interrupt                                 interrupt_;
-    std::vector<llama_seq_id>                 rows_; // the sequence of each token of the target's last batch
     std::set<llama_seq_id>                    asking_probabilities_;
     std::optional<GrammarScope>               grammars_; // of the loop's thread
     std::map<const common_sampler *, Sampler> samplers_;

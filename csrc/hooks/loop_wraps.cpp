@@ -7,6 +7,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 using spac::LoopHooks;
@@ -21,17 +22,21 @@ int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama
     if (hooks == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) {
         return run();
     }
-    std::set<llama_seq_id>    asking;
-    std::vector<llama_seq_id> sequences;
-    int                       n_outputs = 0;
+    std::set<llama_seq_id> asking;
+    spac::LoopWindows      windows;
+    int                    n_outputs = 0;
     for (const auto & token : batch->tokens) {
-        sequences.push_back(*token.seq_ids.begin());
+        const llama_seq_id sequence = *token.seq_ids.begin();
+        if (windows.empty() || windows.back().first != sequence) {
+            windows.emplace_back(sequence, 0);
+        }
+        ++windows.back().second;
         if (token.output) {
             asking.insert(token.seq_ids.begin(), token.seq_ids.end());
             ++n_outputs;
         }
     }
-    return hooks->decode(ctx, run, n_outputs, std::move(sequences), static_cast<int>(asking.size()));
+    return hooks->decode(ctx, run, n_outputs, static_cast<int>(asking.size()), std::move(windows));
 }
 
 common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
@@ -84,6 +89,10 @@ __wrap__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const lla
     }
     hooks->check(model, params);
     auto * const sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
+    const auto   request = spac::OwnRequest::of(params);
+    if (request != nullptr && request->mirostat_penalizes()) {
+        spac::add_penalties(sampler, model, params);
+    }
     hooks->add(sampler, params);
     return sampler;
 }
@@ -105,6 +114,17 @@ void __wrap__Z19common_sampler_freeP14common_sampler(common_sampler * sampler) {
         hooks->remove(sampler);
     }
     __real__Z19common_sampler_freeP14common_sampler(sampler);
+}
+
+void __real__Z21common_sampler_acceptP14common_samplerib(common_sampler * sampler, llama_token token,
+                                                         bool is_generated);
+
+void __wrap__Z21common_sampler_acceptP14common_samplerib(common_sampler * sampler, llama_token token,
+                                                         bool is_generated) {
+    auto * const hooks = LoopHooks::current();
+    if (is_generated || hooks == nullptr || !hooks->skips(sampler)) {
+        __real__Z21common_sampler_acceptP14common_samplerib(sampler, token, is_generated);
+    }
 }
 
 llama_token __real__Z21common_sampler_sampleP14common_samplerP13llama_contextib(common_sampler * sampler,
@@ -156,7 +176,7 @@ llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13ll
     } else {
         tokens = run();
     }
-    hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[tokens.size() - 1]);
+    hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[0]);
     return tokens;
 }
 }

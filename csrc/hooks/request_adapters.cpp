@@ -1,5 +1,6 @@
 #include "hooks/request_adapters.h"
 
+#include "hooks/own_requests.h"
 #include "server-common.h"
 #include "server-schema.h"
 
@@ -54,6 +55,9 @@ __wrap__ZN13server_schema22eval_llama_cmpl_schemaEPK11llama_vocabRK13common_para
             vocab, params, biases, body);
     if (task.lora.empty()) {
         task.lora = spac::default_scales();
+    }
+    if (const auto * const own = spac::OwnRequest::read()) {
+        task.sampling = *own;
     }
     return task;
 }

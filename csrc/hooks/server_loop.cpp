@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "hooks/given_models.h"
 #include "hooks/loop_hooks.h"
+#include "hooks/own_requests.h"
 #include "hooks/request_adapters.h"
 #include "hooks/request_images.h"
 
@@ -114,8 +115,8 @@ class Running {
 class Response : public LoopResponse {
   public:
     Response(const LoopRequest & request, const server_http_context::handler_t & handler,
-             std::shared_ptr<Running> running)
-        : handler_(handler), running_(std::move(running)),
+             std::shared_ptr<Running> running, std::shared_ptr<OwnRequest> own)
+        : handler_(handler), running_(std::move(running)), own_(std::move(own)),
           stops_([this] { return is_cancelled_.load() || running_->stops(); }),
           request_{request.params, request.headers, "/" + request.route, "", request.body, {}, stops_} {
         running_->add(*this);
@@ -133,7 +134,10 @@ class Response : public LoopResponse {
         }
         try {
             // llama.cpp's work on schemas, templates and answers may recurse as deep as these are long.
-            deep([&] { response_ = handler_(request_); });
+            deep([&] {
+                const OwnRequest::Reading reading(own_);
+                response_ = handler_(request_);
+            });
             if (request_.path == "/set-lora-adapters" && response_->status == 200) {
                 set_adapter_scales(request_.body);
             }
@@ -156,24 +160,29 @@ class Response : public LoopResponse {
     bool next(std::string & part) override {
         const std::lock_guard hold(lock_);
         has_more_ = has_more_ && response_ != nullptr;
-        if (has_more_) {
+        if (has_more_ && own_ != nullptr) { // nobody reads a message in its text
+            const AbortGuard guard;
+            has_more_ = response_->next(part);
+        } else if (has_more_) {
             deep([&] { has_more_ = response_->next(part); });
         }
         return has_more_;
     }
-    void cancel() noexcept override { is_cancelled_.store(true); }
-    void close() noexcept override {
+    std::vector<SequenceStep> steps() override { return own_ == nullptr ? std::vector<SequenceStep>() : own_->take(); }
+    void                      cancel() noexcept override { is_cancelled_.store(true); }
+    void                      close() noexcept override {
         cancel();
         const std::lock_guard hold(lock_);
         if (response_ != nullptr) {
-            response_->on_complete();
-            response_.reset();
+                                 response_->on_complete();
+                                 response_.reset();
         }
     }
 
   private:
     const server_http_context::handler_t & handler_;
     std::shared_ptr<Running>               running_;
+    std::shared_ptr<OwnRequest>            own_; // null: a client's
     std::atomic<bool>                      is_cancelled_{false};
     std::function<bool()>                  stops_;
     server_http_req                        request_;
@@ -383,7 +392,8 @@ std::unique_ptr<LoopResponse> ServerLoop::begin(const LoopRequest & request) {
     if (found == handlers().end()) {
         throw InputError("llama.cpp's server has no route " + request.route);
     }
-    return std::make_unique<Response>(request, (*impl_->routes).*(found->second), impl_->running);
+    auto own = request.own ? OwnRequest::begin(*request.own, impl_->target.context) : nullptr;
+    return std::make_unique<Response>(request, (*impl_->routes).*(found->second), impl_->running, std::move(own));
 }
 
 void ServerLoop::set_listeners(const Listeners & listeners, LoopListeners more) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct LoopRequest {
     std::string                        body;
     std::map<std::string, std::string> params; // of the path and the query
     std::map<std::string, std::string> headers;
+    std::optional<JoinConfig>          own; // of a completion of this process, in place of the body's sampling
 };
 
 // An answer, or the beginning of a stream. One thread at a time makes it; cancel() and close() may be called by others.
@@ -66,6 +68,8 @@ class LoopResponse {
     virtual bool is_stream() const = 0;
     // Sets the next part of a stream, which may be empty. Returns false if it is the last one.
     virtual bool next(std::string & part) = 0;
+    // Returns the steps of an own request since the last call. Any thread may call it.
+    virtual std::vector<SequenceStep> steps() = 0;
     // Lets the work for this answer end soon: run() returns, and next() returns false.
     virtual void cancel() noexcept = 0;
     // Cancels, waits for a call that runs, and frees what the answer holds of the server.
@@ -83,7 +87,8 @@ class ServerLoop : NotCopied {
     // Returns the text that stands for an image in prompts. It is different in every process.
     static std::string media_marker();
 
-    // Returns the answer of a request, which run() makes. Any thread may call it.
+    // Returns the answer of a request, which run() makes. Any thread may call it. Throws InputError for sampling
+    // parameters that are invalid.
     std::unique_ptr<LoopResponse> begin(const LoopRequest & request);
 
     // Sets the callbacks. Must not be called while a request is answered.

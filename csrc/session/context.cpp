@@ -252,38 +252,23 @@ void Context::add_window(common_batch & batch, llama_token last, const llama_tok
     }
 }
 
-void Context::share(const Context & other, int n) {
-    clear();
-    llama_memory_seq_cp(llama_get_memory(ctx_), other.seq_id_, seq_id_, 0, n);
-    tokens_.assign(other.tokens_.begin(), other.tokens_.begin() + n);
-}
+bool shares_cells(const llama_context * ctx) { return ctx->get_cparams().kv_unified || llama_n_seq_max(ctx) == 1; }
 
-void Context::decode(common_batch & batch, Interrupt & interrupt) { decode(batch, {this}, interrupt); }
-
-void Context::decode(common_batch & batch, const std::vector<Context *> & sequences, Interrupt & interrupt) {
-    const auto & any = *sequences.front();
-    const auto   n_wanted =
+void Context::decode(common_batch & batch, Interrupt & interrupt) {
+    const auto n_wanted =
         std::count_if(batch.tokens.begin(), batch.tokens.end(), [](const auto & t) { return t.output; });
-    any.check_rows(batch.size(), static_cast<int>(n_wanted));
-    const int status = llama_process(any.ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
+    check_rows(batch.size(), static_cast<int>(n_wanted));
+    const int status = llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch.get());
     // The status tells about aborts. On an asynchronous device the results are ready only after this call.
-    llama_synchronize(any.ctx_);
-    if (status != 0 || !remote_loss_of(any.ctx_).empty()) {
-        for (auto * const each : sequences) {
-            each->take_back();
-        }
-        any.raise(status, batch.size(), interrupt);
+    llama_synchronize(ctx_);
+    if (status != 0 || !remote_loss_of(ctx_).empty()) {
+        take_back();
+        raise(status, batch.size(), interrupt);
     }
-    for (auto * const each : sequences) {
-        each->n_versions_ = -1;
-        for (const auto & token : batch.tokens) {
-            if (token.seq_id == each->seq_id_) {
-                each->tokens_.push_back(token.id);
-                ++each->n_versions_;
-            }
-        }
-        each->n_versions_ = std::min(each->n_versions_, static_cast<int>(llama_n_rs_seq(any.ctx_)));
+    for (const auto & token : batch.tokens) {
+        tokens_.push_back(token.id);
     }
+    n_versions_ = std::min(batch.size() - 1, static_cast<int>(llama_n_rs_seq(ctx_)));
 }
 
 void Context::decode(const ImagePiece & image, int32_t placeholder, Interrupt & interrupt) {

@@ -107,18 +107,12 @@ class Context {
     // Replaces what the memory holds by `past`. Clears the memory if that fails.
     void recall(Remembered past);
 
-    // Begins anew with the first `n` tokens of another sequence of the same llama context. Both then use the same cells
-    // of a unified memory.
-    void share(const Context & other, int n);
-
     // Adds `last` and the draft behind it, which continue the sequence, to the batch. Each wants a row of logits.
     void add_window(common_batch & batch, llama_token last, const llama_tokens & draft) const;
     // Decodes the batch, which continues the sequence, and waits for the result. If it was stopped or failed, throws
     // the reason (Cancelled, MemoryError, DeviceError). Then the memory is as before, or has gone further back, as
     // trim() does.
     void decode(common_batch & batch, Interrupt & interrupt);
-    // Decodes a batch of several sequences of one llama context, in the same way. `sequences` are those in the batch.
-    static void decode(common_batch & batch, const std::vector<Context *> & sequences, Interrupt & interrupt);
     // Encodes an image and decodes it, in the same way.
     void decode(const ImagePiece & image, int32_t placeholder, Interrupt & interrupt);
 
@@ -144,6 +138,9 @@ class Context {
     llama_tokens      tokens_;
     Checkpoints       checkpoints_;
 };
+
+// Returns true if the sequences of a context share the cells of its memory.
+bool shares_cells(const llama_context * ctx);
 
 // Returns how many tokens `a` and `b` have in common at the start, at most `n_max`.
 int common_prefix(const llama_tokens & a, const llama_tokens & b, int n_max);

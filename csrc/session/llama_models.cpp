@@ -259,19 +259,4 @@ std::string remote_loss_of(const llama_context * ctx) {
     return "";
 }
 
-std::vector<uint8_t> sequence_state(Address context, int sequence) {
-    auto * const         ctx = context_at(context);
-    std::vector<uint8_t> state(llama_state_seq_get_size(ctx, sequence));
-    if (llama_state_seq_get_data(ctx, state.data(), state.size(), sequence) != state.size()) {
-        state.clear();
-    }
-    return state;
-}
-
-bool set_sequence_state(Address context, int sequence, const uint8_t * state, size_t n_bytes) {
-    auto * const ctx = context_at(context);
-    llama_memory_seq_rm(llama_get_memory(ctx), sequence, -1, -1);
-    return n_bytes == 0 || llama_state_seq_set_data(ctx, state, n_bytes, sequence) == n_bytes;
-}
-
 } // namespace spac

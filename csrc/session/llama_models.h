@@ -104,12 +104,6 @@ void attach_pool(Address context, const ThreadPool & pool);
 // Returns why a server of the context's model is lost; empty if none is. Results that were computed since are void.
 std::string remote_loss_of(const llama_context * ctx);
 
-// Returns what the memory holds of a sequence, as bytes that a file can keep; nothing if the library cannot.
-std::vector<uint8_t> sequence_state(Address context, int sequence);
-// Replaces what the memory holds of a sequence; with no bytes, it holds nothing. Returns false if the library refuses
-// the state. Then it is unknown what the memory holds.
-bool set_sequence_state(Address context, int sequence, const uint8_t * state, size_t n_bytes);
-
 // Set parameters of models and contexts, by the names of their fields (llama_params.cpp). Throw InputError for an
 // unknown one, with a list of those known, and for a value that it cannot have.
 void set_fields(const Fields & fields, llama_model_params & params);

@@ -1,7 +1,6 @@
 #include "session/parallel_impl.h"
 
 #include "session/interrupt.h"
-#include "session/places.h"
 #include "session/speculator.h"
 
 #include <algorithm>
@@ -67,28 +66,6 @@ ParallelDrafts::~ParallelDrafts() {
     if (!drafts_.empty()) {
         interrupt_.detach(drafts_.front().get());
     }
-}
-
-void ParallelDrafts::begin(size_t index, const llama_tokens & prompt, int n) {
-    if (!lookups_.empty()) {
-        lookups_[index]->cut(prompt, n);
-        return;
-    }
-    drafts_[index].keep_prefix(prompt, static_cast<int>(prompt.size()));
-}
-
-void ParallelDrafts::read(size_t index, const llama_tokens & prompt, int n) {
-    if (!lookups_.empty()) {
-        if (n == static_cast<int>(prompt.size())) {
-            lookups_[index]->begin(prompt, true);
-        }
-        return;
-    }
-    if (n_used() - drafts_[index].n_past() + n > capacity_) {
-        return; // draft() makes room
-    }
-    const llama_tokens known(prompt.begin(), prompt.begin() + n);
-    feed({{index, &known, LLAMA_TOKEN_NULL, 0, nullptr}});
 }
 
 // Returns the tokens in the draft model's memory.

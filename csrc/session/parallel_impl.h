@@ -1,31 +1,17 @@
-// The parts of a ParallelSession: parallel.cpp has its calls, parallel_step.cpp the steps, parallel_decode.cpp reads
-// prompts, drafts, verifies and samples.
+// The drafts of the sequences of llama.cpp's loop.
 #pragma once
 
-#include "backend/device/timer.h"
 #include "core/not_copied.h"
 #include "session/context.h"
-#include "session/expert_demand.h"
 #include "session/interrupt.h"
-#include "session/parallel.h"
-#include "session/places.h"
-#include "session/prompt_cache.h"
-#include "session/prompt_graph.h"
 #include "session/session.h"
 #include "session/speculator.h"
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <vector>
 
 namespace spac {
-
-// The end of a prompt in a batch.
-struct Tail {
-    int first    = 0; // tokens from the first one to the batch's end
-    int n_tokens = 0;
-};
 
 // The drafts of several sequences. A draft model has a context of as many sequences as the target, and drafts for all
 // in one batch a token. If somebody sees its tokens or routes, it drafts for one sequence after the other, token by
@@ -47,10 +33,6 @@ class ParallelDrafts : NotCopied {
         llama_tokens *       draft; // the result
     };
 
-    // Begins sequence `index` with a new prompt, of which the target's memory holds `n` tokens.
-    void begin(size_t index, const llama_tokens & prompt, int n);
-    // Follows the target, which has evaluated the first `n` tokens of a prompt; all of them if `n` is its size.
-    void read(size_t index, const llama_tokens & prompt, int n);
     // Called with a drafted token, and with the number of tokens that have been evaluated for the step's drafts before
     // the one that it follows. If a sequence's draft ends at a token that it refuses, and another's follows, it is
     // called with LLAMA_TOKEN_NULL.
@@ -84,42 +66,6 @@ class ParallelDrafts : NotCopied {
     RouteLog                                 routes_;
     common_params_speculative                params_;
     common_speculative_ptr                   spec_;
-};
-
-struct ParallelSession::Impl {
-    Impl(const SessionConfig & config, bool is_separate);
-    ~Impl();
-
-    PlaceList         begin_step(const std::vector<Turn> & turns);
-    void              evaluate_prompts(const PlaceList & places, int n_prompt);
-    PlaceList         next_pieces(const PlaceList & places, int n_most);
-    PlaceList         next_batch(const PlaceList & places, int n_prompt);
-    std::vector<Tail> evaluate_pieces(const PlaceList & members);
-    void              draft(const PlaceList & places);
-    PlaceList         find_room(const PlaceList & places);
-    void              verify(const PlaceList & members);
-    void              sample(Place & place, int first_row);
-    void              report(const PlaceList & places);
-    PlaceList         advance(const std::vector<Turn> & turns, int n_prompt);
-    bool              goes_on(const PlaceList & taking) const;
-
-    std::shared_ptr<Trace>          trace;
-    Interrupt                       interrupt; // declared before the contexts, so that it outlives their use of it
-    llama_context *                 ctx;
-    bool                            separate;
-    Places                          places;
-    PromptGraph                     prompt_graph;
-    std::shared_ptr<Experts>        experts;
-    ExpertDemand                    demand;
-    std::unique_ptr<ParallelDrafts> drafts;
-    PromptCache                     cache;
-    common_batch                    batch;
-    Listeners                       listeners;
-    ParallelStep                    result;
-    std::atomic<bool>               hands_over{false}; // true: the call of step() returns after this step
-    int                             draft_max = 0;
-    int                             next_id   = 0;
-    uint64_t                        clock     = 0;
 };
 
 } // namespace spac

@@ -161,20 +161,27 @@ TokenSampler::TokenSampler(const SamplingConfig & config, const llama_model * mo
     : model_(model), n_ctx_(n_ctx), params_(sampling_params(config, model, n_ctx)),
       mirostat_penalizes_(config.mirostat_penalizes), sampler_(make()), greedy_(is_greedy(sampler_.get(), params_)) {}
 
-// Returns a sampler at its start. common's chain for Mirostat has no penalties.
+void add_penalties(const common_sampler * sampler, const llama_model * model, const common_params_sampling & params) {
+    if (params.mirostat == 0) {
+        return;
+    }
+    auto * const chain    = common_sampler_get(sampler);
+    const int    n        = llama_sampler_chain_n(chain);
+    auto * const mirostat = llama_sampler_chain_remove(chain, n - 1);
+    auto * const temp     = llama_sampler_chain_remove(chain, n - 2);
+    auto * const penalties =
+        llama_sampler_init_penalties(llama_vocab_n_tokens(llama_model_get_vocab(model)), params.penalty_last_n,
+                                     params.penalty_repeat, params.penalty_freq, params.penalty_present);
+    for (auto * const each : {penalties, temp, mirostat}) {
+        llama_sampler_chain_add(chain, each);
+    }
+}
+
+// Returns a sampler at its start.
 common_sampler_ptr TokenSampler::make() const {
     auto sampler = make_sampler(model_, params_);
-    if (mirostat_penalizes_ && params_.mirostat != 0) {
-        auto * const chain    = common_sampler_get(sampler.get());
-        const int    n        = llama_sampler_chain_n(chain);
-        auto * const mirostat = llama_sampler_chain_remove(chain, n - 1);
-        auto * const temp     = llama_sampler_chain_remove(chain, n - 2);
-        auto * const penalties =
-            llama_sampler_init_penalties(llama_vocab_n_tokens(llama_model_get_vocab(model_)), params_.penalty_last_n,
-                                         params_.penalty_repeat, params_.penalty_freq, params_.penalty_present);
-        for (auto * const each : {penalties, temp, mirostat}) {
-            llama_sampler_chain_add(chain, each);
-        }
+    if (mirostat_penalizes_) {
+        add_penalties(sampler.get(), model_, params_);
     }
     return sampler;
 }

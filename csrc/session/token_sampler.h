@@ -46,6 +46,9 @@ common_params_sampling sampling_params(const SamplingConfig & config, const llam
 // Returns a sampler at its start (seeded, grammar at its root). Throws InputError if the grammar cannot be parsed.
 common_sampler_ptr make_sampler(const llama_model * model, common_params_sampling params);
 
+// Adds penalties to a chain for Mirostat, in which common has none. It is before any token.
+void add_penalties(const common_sampler * sampler, const llama_model * model, const common_params_sampling & params);
+
 // Returns true if the sampler can choose nothing but the largest logit: one candidate is left, and no member of the
 // chain changes the order of the logits or drops the largest one. `params` are those of its making.
 bool is_greedy(const common_sampler * sampler, const common_params_sampling & params);

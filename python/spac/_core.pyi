@@ -1214,35 +1214,36 @@ class SequenceStep:
     def id(self) -> int: ...
     @property
     def tokens(self) -> Int32Array:
-        """The accepted draft tokens, then the target's own; int32[n], empty while the prompt is read."""
+        """The accepted draft tokens, then the target's own; int32[n]."""
     @property
     def n_drafted(self) -> int:
         """The number of draft tokens that were verified."""
     @property
     def n_accepted(self) -> int: ...
     @property
-    def n_past(self) -> int:
-        """The number of tokens of the sequence in the target's memory."""
-    @property
-    def n_pending(self) -> int:
-        """The number of tokens that have to be evaluated before the next window."""
-    @property
     def n_steps(self) -> int:
-        """The number of steps of the call that verified for the sequence."""
+        """One step, as `Step.n_steps` may be more."""
     @property
-    def waits(self) -> bool:
-        """True if older sequences use the cells of the memory that this one needs."""
+    def draft_ns(self) -> int:
+        """The time of the batch's draft."""
+    @property
+    def verify_ns(self) -> int:
+        """The time of the batch's verification."""
+    @property
+    def sample_ns(self) -> int:
+        """The time from the verification until the sequence had sampled."""
+    @property
+    def seconds(self) -> float:
+        """The seconds since the sequence's step before; 0 for its first one."""
     @property
     def reason(self) -> str:
-        """The reason to stop: "stop" (the last token ends the text), "length" (context full), or ""."""
+        """The reason to stop: "stop" (the last token ends the text), or ""."""
     @property
     def probabilities(self) -> tuple[Float32Array, Int32Array, Float32Array] | None:
         """The probabilities of `tokens` in the form of `Session.probabilities`, or None."""
     @property
     def experts(self) -> dict[str, int]:
         """The counts of the window's own experts, by the names of `Experts.stats`; distinct ones by layer."""
-    def check(self) -> None:
-        """Raise the error that this step had for the sequence, if any. The sequence is as it was before."""
 
 class ParallelStep:
     """The result of one step of several sequences."""
@@ -1287,6 +1288,8 @@ class LoopResponse:
         """True if `next` returns the body part by part."""
     def next(self) -> bytes | None:
         """Return the next part of a stream, or None at its end."""
+    def steps(self) -> list[SequenceStep]:
+        """Return the steps of `ServerLoop.generate` since the last call. Any thread may call this."""
     def cancel(self) -> None:
         """Let `run` and `next` return soon."""
     def close(self) -> None:
@@ -1356,6 +1359,13 @@ class ServerLoop:
         Events are those of a Session, and `draft_length(n_slots, n_max)`, which returns a step's draft
         length, and `step_end(step, seconds)`. The loop holds its gate meanwhile.
         """
+    def generate(self, body: bytes, *, n_unseen: int = 0, n_top: int = -1, **sampling: Any) -> LoopResponse:
+        """Return the answer of a completion, whose `steps` have its tokens.
+
+        `sampling` are a Session's sampling parameters, which take the place of those of the body. Penalties
+        do not look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. Raise
+        InputError for invalid parameters, and after `close`.
+        """
     def keep_draft_routes(self, keeps: bool) -> None:
         """Pass the draft's routes with its events, or no longer, as a Session does.
 
@@ -1364,110 +1374,10 @@ class ServerLoop:
     def close(self) -> None:
         """Close all answers, then end the loop. A second call does nothing."""
 
-class ParallelSession:
-    """A session of several sequences, whose windows are verified in one batch.
-
-    As with a Session, the library works without the GIL, only one call may run at a time, and cancel() may be
-    called by any thread.
-    """
-
-    def __init__(
-        self,
-        target_ctx: int,
-        draft_ctx: int | None = None,
-        experts: Experts | None = None,
-        *,
-        owner: object = None,
-        trace: Trace | None = None,
-        separate: bool = False,
-        **keywords: Any,
-    ) -> None:
-        """Make a session on contexts of n_seq_max sequences; `keywords` are those of a Session.
-
-        Drafts come from "draft-simple" alone, whose context has as many sequences, or from n-grams. With
-        `separate`, each sequence is evaluated in decodes of its own, cut as a Session's. Raises InputError if
-        the parts do not fit together, and for a target with a recurrent memory.
-        """
-    def join(
-        self,
-        tokens: Sequence[int] | Int32Array,
-        *,
-        n_unseen: int = 0,
-        n_top: int = -1,
-        **sampling: Unpack[_Sampling],
-    ) -> int:
-        """Add a sequence and return its id; `sampling` are a Session's sampling parameters.
-
-        Penalties do not look back on the first `n_unseen` tokens. With `n_top` from 0, steps report
-        probabilities. Raises InputError if all places are taken or an argument is invalid; then nothing
-        changes.
-        """
-    def leave(self, id: int) -> None:
-        """Remove a sequence. A prompt that continues it later is not evaluated from the start."""
-    def held(self) -> list[tuple[int, bool, Int32Array]]:
-        """Return for each place its sequence (-1: it is free), whether that is parked, and its tokens."""
-    def replace(self, place: int, tokens: Int32Array, state: npt.NDArray[np.uint8]) -> None:
-        """Replace what the memory holds of a free place by a state of `tokens` (`sequence_state`).
-
-        With no tokens, the place is empty afterwards. Raise InputError if the place is not free, or if the
-        memory does not take the state; then it holds what it held.
-        """
-    def hand_over(self) -> None:
-        """Let the call of `step` that runs, or the next one, return after the step that it makes.
-
-        Any thread may call this.
-        """
-    def step(
-        self, turns: Sequence[tuple[int, int]], n_prompt: int, *, seconds: float = 0.0, n_most: int = 1
-    ) -> ParallelStep:
-        """Advance the sequences that have a turn; a turn is an id and the most tokens to draft.
-
-        At most about `n_prompt` tokens of pending prompts are evaluated, the oldest sequence's first. The
-        call goes on with up to `n_most` steps that are sure to end within `seconds`, while nothing is drafted
-        and each step has a token of every turn, none of which ends a text. Raises InputError for an unknown
-        id, Cancelled, and what a listener raises.
-        """
-    def on(self, event: str, callback: Callable[..., object] | None) -> None:
-        """Set a callback as `Session.on` does. Only draft_end, verify_layer and verify_end are called."""
-    def keep_draft_routes(self, keeps: bool) -> None:
-        """Raise InputError for True, because the routes are not known here."""
-    def cancel(self) -> None:
-        """Stop the step that runs, or the next one: it raises Cancelled."""
-    def close(self) -> None:
-        """Release the contexts; a second call does nothing. Raise InputError while a call runs."""
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-    def n_reused(self, id: int) -> int:
-        """Return how many tokens of the prompt were there when the sequence joined."""
-    def tokens(self, id: int) -> Int32Array:
-        """Return the whole sequence, int32[n], with tokens that are not evaluated yet."""
-    @property
-    def n_sequences(self) -> int:
-        """The number of places for sequences."""
-    @property
-    def n_joined(self) -> int: ...
-    @property
-    def n_ctx(self) -> int:
-        """The number of tokens that one sequence may have."""
-    @property
-    def draft_max(self) -> int: ...
-    @property
-    def cached(self) -> dict[str, int]:
-        """The figures of the prompt cache, as `Session.cached`."""
-
 def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
     """Return why the draft's tokens have another meaning for the target, or None if they have the same.
 
     The arguments are the addresses of llama_models.
-    """
-
-def sequence_state(context: int, sequence: int) -> npt.NDArray[np.uint8]:
-    """Return what a context's memory holds of a sequence, as bytes; none if the library cannot."""
-
-def set_sequence_state(context: int, sequence: int, state: npt.NDArray[np.uint8]) -> bool:
-    """Replace what a context's memory holds of a sequence; with no bytes, it holds nothing.
-
-    Return False if the library refuses the state. Then it is unknown what the memory holds.
     """
 
 def graph_bytes(context: int, n_tokens: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from prometheus_client import Counter
 
 import spac.demo as demo
 from spac.chat.commands import COMMANDS
@@ -16,10 +17,9 @@ from spac.errors import InputError
 from spac.scheduler import make, names
 from spac.scheduler.choice import OPTIONS
 from spac.serve.admin import VRAM
-from spac.serve.metrics import Metrics
-from spac.serve.middleware import ALIASES, SERVED
-from spac.serve.request_queue import RequestQueue
-from spac.serve.slots import SLOTS
+from spac.serve.front import ANSWERS, READS, SHORT, TOOLS
+from spac.serve.metrics import METRICS
+from spac.serve.state import SLOTS
 from spac.stats import RunStats
 from tests.cli.conftest import environment
 from tests.cli.options_page import PAGE, page
@@ -161,14 +161,11 @@ def test_every_command_of_the_chat():
 
 def test_every_interface_of_the_server():
     named = {path for row in rows(PAGES["server.md"]) for path in re.findall(r"`(/\w[^`]*)`", row[0])}
-    known = {*SERVED, *ALIASES, "/v1/models", "/health", "/v1/health", "/metrics", "/props"}
-    known |= {"/tokenize", "/detokenize", VRAM, SLOTS, f"{SLOTS}/ID?action=…"}
-    assert named == known - {"/v1/engines/copilot-codex/completions"}
+    known = {*READS, *ANSWERS, *TOOLS, *SHORT, "/metrics", VRAM, SLOTS, f"{SLOTS}/ID?action=…"}
+    assert named == known - {"/slots"} | {SLOTS}
 
 
 def test_every_metric_of_the_server():
     named = {name for row in rows(PAGES["server.md"]) for name in re.findall(r"`(spac_\w+)`", row[0])}
-    reported = Metrics(RequestQueue(1)).text().decode()
-    assert named == {
-        name for name in re.findall(r"^# HELP (\w+)", reported, re.MULTILINE) if not name.endswith("_created")
-    }
+    kinds = {f"spac_{name}" + ("_total" if kind is Counter else "") for kind, name, *_ in METRICS}
+    assert named == kinds

@@ -8,7 +8,6 @@ import http.client
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,9 @@ def of_server(choice: Any) -> Answer:
 
     It lists the token that ends a text too, and the tokens of a stop string.
     """
-    answer = of_chat({**choice, "message": {"content": choice["text"]}})
-    return replace(answer, top=answer.top[: len(answer.text)])
+    places = (choice.get("logprobs") or {}).get("content") or ()
+    top = tuple(tuple(each["logprob"] for each in place["top_logprobs"]) for place in places)
+    return Answer(choice["text"], choice["finish_reason"], top[: len(choice["text"])])
 
 
 class EngineDoor:
@@ -59,6 +59,7 @@ class EngineDoor:
         options = {**setup.options, "parallel": parallel, "ctx": parallel * CONTEXT}
         self._engine = Engine(EngineConfig(target=setup.target, sampling=sampling, **options))
         self.n_clients = parallel
+        self.shares_overflows = parallel > 1
         self.actions = ("change slots",) if self._engine.experts is not None else ()
 
     def answer(self, request: Request) -> Answer:
@@ -106,6 +107,7 @@ class LlamaDoor:
         self._saved: dict[int, Any] = {}
         self.n_clients = parallel
         alone = parallel == 1
+        self.shares_overflows = not alone
         self.ways = ("text", "logprobs", "processor", "eval") if alone else ("text", "logprobs")
         self.actions = ("reset", "save", "restore") if alone else ()
 
@@ -196,7 +198,8 @@ class ServerDoor:
         body = self._asked(request, stream=True)
         connection = self._server.connection()
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"authorization": f"Bearer {KEY}"})
+            fields = {"authorization": f"Bearer {KEY}"}
+            connection.request("POST", "/v1/completions", json.dumps(body), fields)
             texts = self._streamed(connection.getresponse())
             return "".join(text for text, _ in zip(texts, range(n_parts), strict=False))
         finally:

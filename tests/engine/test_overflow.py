@@ -16,7 +16,7 @@ from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions
 from spac.errors import SpacError
 from tests.conftest import TinyModel
-from tests.engine.test_batch import config
+from tests.engine.test_several import config
 from tests.session.recurrent import write_lfm2
 
 BAD = 9  # the token whose embedding is no number

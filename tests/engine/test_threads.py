@@ -14,7 +14,7 @@ import pytest
 from spac import demo
 from spac.engine import Engine, reader
 from spac.errors import InputError
-from tests.engine.test_batch import PROMPTS, config, texts
+from tests.engine.test_several import PROMPTS, config, texts
 from tests.session.recurrent import write_lfm2
 
 
@@ -23,7 +23,7 @@ def test_texts_are_as_if_alone(alone: dict[str, str], n_threads: int) -> None:
     """The first calls race to open the session, and later ones for it."""
     prompts = (PROMPTS * n_threads)[: 3 * n_threads]
     with Engine(config(draft=demo.DRAFT, draft_length=4)) as engine:
-        assert engine.batch is None
+        assert engine.loop is None
         with ThreadPoolExecutor(n_threads) as pool:
             got = list(pool.map(lambda prompt: "".join(engine.generate(prompt, 40)), prompts))
     assert got == [alone[prompt] for prompt in prompts]
@@ -40,7 +40,7 @@ def test_an_engine_that_falls_back_to_one(tmp_path: Path) -> None:
     target = write_lfm2(tmp_path / "lfm2.gguf")
     prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]] * 3
     with Engine(config(target, device="cpu", parallel=4, ctx=64)) as engine:
-        assert engine.batch is None
+        assert engine.loop is None
         alone = [list(read(engine, prompt)) for prompt in prompts]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda prompt: read(engine, prompt), prompts)) == alone

@@ -191,13 +191,13 @@ def test_what_cannot_be_is_refused(models: dict[str, Path], options: dict[str, A
 
 def test_serve_loads_what_its_options_say(models: dict[str, Path], adapter: Path) -> None:
     from spac.cli.options import read_config
-    from spac.serve.app import load, make_parser
+    from spac.serve.app import make_parser
 
     words = ["-ngl", "3", "-fa", "auto", "-ctk", "q8_0", "-ctv", "q5_1", "--no-mmap", "-c", "256", "-t", "1"]
     words += ["--device", "simulated", "--rope-scale", "2", "-tb", "2", "--lora-scaled", f"{adapter}:0.5"]
     options = make_parser().parse_args([*words, "--override-kv", "qwen3moe.expert_used_count=int:1"])
     config = read_config(options, models["qwen3moe"], None)
-    with closing(load(config)) as llm:
+    with closing(Llama.from_config(config, verbose=False)) as llm:
         params = llm.context_params
         assert (params.type_k, params.type_v, params.flash_attn_type) == (8, 7, -1)
         assert (params.rope_freq_scale, params.n_threads, params.n_threads_batch) == (0.5, 1, 2)

@@ -270,7 +270,7 @@ def test_images_of_several_clients(
     orders = [PICTURES, PICTURES[::-1], (PICTURES[0],) * 2, (PICTURES[1],) * 2]
     expected = expected_of_pictures(target, projectors[family], orders, reference_lib, tmp_path)
     config = EngineConfig(
-        target=target, mmproj=projectors[family], loop="llama.cpp",
+        target=target, mmproj=projectors[family], is_served=True,
         **{**OPTIONS, "ubatch": 128, **options},
     )  # fmt: skip
     with Engine(config, serves=LoopOptions("x")) as engine:
@@ -294,7 +294,7 @@ REFUSED = {
 
 def test_addresses_and_bad_images_are_refused(tiny_model: TinyModel, projectors: dict[str, Path]) -> None:
     config = EngineConfig(
-        target=tiny_model("qwen3moe"), mmproj=projectors["qwen3moe"], loop="llama.cpp", **OPTIONS
+        target=tiny_model("qwen3moe"), mmproj=projectors["qwen3moe"], is_served=True, **OPTIONS
     )
     with Engine(config, serves=LoopOptions("x")) as engine:
         assert engine.loop is not None
@@ -313,7 +313,7 @@ def test_an_image_larger_than_a_batch_is_refused(tiny_model: TinyModel, tmp_path
     """Gemma's attention within an image sees later places, so llama.cpp evaluates it at once or aborts."""
     projector = write_projector(tmp_path / "gemma.gguf", "gemma3", 64)
     config = EngineConfig(
-        target=tiny_model("qwen3moe"), mmproj=projector, loop="llama.cpp", **{**OPTIONS, "ubatch": 3}
+        target=tiny_model("qwen3moe"), mmproj=projector, is_served=True, **{**OPTIONS, "ubatch": 3}
     )
     with Engine(config, serves=LoopOptions("x")) as engine:
         assert engine.loop is not None

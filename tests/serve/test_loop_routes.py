@@ -189,7 +189,7 @@ def test_several_places_have_the_texts_of_one(scheduler: str, draft: Path) -> No
     options: dict[str, Any] = {"draft": draft, "flash_attn": "off"}
     with Engine(settings(None, "none", draft_length=0, flash_attn="off")) as engine:
         expected = ["".join(engine.generate(prompt, N)) for prompt in PROMPTS]
-    assert settings(scheduler=scheduler, parallel=-1, loop="llama.cpp", **options).n_parallel == 4
+    assert settings(scheduler=scheduler, parallel=-1, is_served=True, **options).n_parallel == 4
     several = settings(scheduler=scheduler, parallel=4, **options)
     with Engine(several, serves=LoopOptions("demo")) as engine, ThreadPoolExecutor(len(PROMPTS)) as pool:
         assert [each[0] for each in pool.map(lambda prompt: asked(engine, prompt), PROMPTS)] == expected

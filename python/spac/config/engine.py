@@ -54,8 +54,6 @@ DEFAULT_LOOKAHEAD = 3
 
 Nearer layers are predicted better, but their experts arrive too late (bench/README.md).
 """
-LOOPS = ("own", "llama.cpp")
-"""The loops that may generate: spac's own, and that of llama.cpp's server."""
 MISS_WORDS = ("cpu", "load")
 """The values of `miss`."""
 STATE_WORDS = ("auto", "off")
@@ -154,8 +152,8 @@ class EngineConfig(ContextConfig):
         parse=_chosen,
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
-    loop: str = "own"
-    """The name in `LOOPS` of what generates. Only an `Engine` that serves has another one."""
+    is_served: bool = False
+    """True for an `Engine` that serves: its loop has several places for all that it supports."""
     device: str = option(
         "auto",
         "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "
@@ -302,11 +300,6 @@ class EngineConfig(ContextConfig):
             )
         if self.draft_min > self.longest_draft:
             raise InputError(f"draft_min {self.draft_min} is more than draft_length {self.longest_draft}")
-
-    @property
-    def is_served(self) -> bool:
-        """True if the loop of llama.cpp's server generates, which has places for all that it supports."""
-        return self.loop == "llama.cpp"
 
     @property
     def state_file(self) -> Path | None:

@@ -15,13 +15,12 @@ from typing import Any, Self
 from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
-from spac.engine.batch import Batch, open_batch
 from spac.engine.batch_recording import BatchRecording, StepMeter
-from spac.engine.batched_sequence import BatchedGeneration
 from spac.engine.between_steps import BetweenDecodes, BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
+from spac.engine.loop_sequence import LoopGeneration, LoopSequence
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
@@ -59,8 +58,8 @@ class Engine:
     ) -> None:
         """Load the models, or take over the loaded `pair`, and start the scheduler.
 
-        The engine owns `pair` from now on. With `serves`, it answers requests with llama.cpp's server
-        (`loop`), and generates nothing else. Raise InputError, OutOfMemoryError or SpacError if that fails.
+        The engine owns `pair` from now on. With `serves`, it also answers requests with llama.cpp's server
+        (`loop`). Raise InputError, OutOfMemoryError or SpacError if that fails.
         """
         started = perf_counter()
         self.config = config = config if serves is None else served(config, serves)
@@ -68,15 +67,13 @@ class Engine:
         self._last_stats: Callable[[], RunStats] | None = None
         self._reader: Reader | None = None  # the last generation's
         self._advised = self._noted_images = False
-        self.batch: Batch | None = None
-        """The thread that runs several generations at once; None with one at a time."""
+        self._beside: weakref.WeakSet[Generation] = weakref.WeakSet()
         self.steps: StepMeter | None = None
         """The counts of steps that several generations share; None if one generation runs at a time."""
         self.loop: _core.ServerLoop | None = None
-        """llama.cpp's server; None unless the engine serves with it."""
+        """llama.cpp's server, which runs several generations at once; None with one at a time."""
         try:
-            if serves is not None:
-                check_loop(config)
+            check_loop(config)
             self._files = RunFiles(config)
         except BaseException:
             if pair is not None:
@@ -93,6 +90,8 @@ class Engine:
         self._expert_cache: ExpertCache | None = None
         self._lengths: DraftLengths | None = None
         self._single: SingleSession | None = None
+        if serves is None and self._pair.n_sequences > 1:
+            serves = LoopOptions(Path(config.target).stem)
         self.between = (BetweenSteps if serves is None else BetweenDecodes)(self._after_call)
         """The queue of work that runs between the calls of the session."""
         self.on_note: Callable[[str], object] = lambda _note: None
@@ -121,9 +120,6 @@ class Engine:
             if serves is not None:
                 self.steps = StepMeter()
                 self.loop = self._open_loop(serves, self.steps)
-            elif self._pair.n_sequences > 1:
-                self.batch = self._open_batch()
-                self.steps = self.batch.steps
         except BaseException:
             self.close()
             raise
@@ -148,10 +144,10 @@ class Engine:
 
         The engine cannot be used afterwards. A second call does nothing. Any thread may call this.
         """
+        for each in list(self._beside):
+            each.cancel()
         if self.loop is not None:
             self.loop.close()
-        if self.batch is not None:
-            self.batch.close()
         if (generation := self._generation) is not None:
             generation.cancel()
         self.between.close(self._close)
@@ -171,7 +167,7 @@ class Engine:
         if self._expert_cache is not None:
             self._expert_cache.close()
         self._last = lambda: None
-        self.batch = self.experts = None
+        self.experts = None
         self.events = Events(None)
         self._pair.close()
 
@@ -327,8 +323,6 @@ class Engine:
             self.events.subscribe(self.session)
         elif (loop := self.loop) is not None:
             self.between.run(lambda: self.events.subscribe(loop))
-        elif (batch := self.batch) is not None:
-            self.between.run(lambda: self.events.subscribe(batch.session))
 
     @property
     def n_experts(self) -> int:
@@ -398,25 +392,21 @@ class Engine:
         full context. A prompt with images comes from `image_prompt`. An engine has one generation at a time,
         so this call ends one that this thread reads. One that another thread reads goes on, and this call
         waits until it ends, is dropped, or is not read for a minute. With `EngineConfig.parallel`,
-        generations run at the same time, each read by its own thread, and further ones wait in order. One
-        that is dropped leaves at once. One that is kept and not read for a minute ends with InputError if
-        another one waits for its place. A `recorder` records every step, of one generation at a time.
+        generations run at the same time, each read by its own thread, and further ones wait in order. They do
+        not wait for their readers, and one that is dropped leaves at once. A `recorder` records every step,
+        of one generation at a time.
         `progress(n_done, n_total)` receives the number of prompt tokens done, after each graph of a long
         prompt, or 2048 tokens. `reading` estimates it in between. `chat` is the chat prompt whose text
         `prompt` is. The answer then follows its format, has at most `reasoning_budget` tokens of reasoning
         (-1: no limit), and can be parsed by `chat.read`. Raise InputError if the prompt is empty or does
         not fit.
         """
-        if self.loop is not None:
-            raise InputError(
-                "this engine serves requests with llama.cpp's loop: make another one to generate"
-            )
         tokens = as_tokens(self._pair.target, prompt)
-        if self.batch is not None:
+        if self.loop is not None:
             if recorder is not None:
                 raise InputError("the engine runs several generations at once: record it with Engine.record")
             return self._generate_beside(
-                self.batch, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
+                self.loop, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
             )
         while True:
             if (reader := self._reader) is not None:
@@ -471,7 +461,7 @@ class Engine:
 
     def _generate_beside(
         self,
-        batch: Batch,
+        loop: _core.ServerLoop,
         tokens: TokenArray,
         max_tokens: int | None,
         stop: Sequence[str],
@@ -480,17 +470,19 @@ class Engine:
         chat: _core.ChatPrompt | None,
         reasoning_budget: int,
     ) -> Generation:
-        """Return a generation that runs beside others; its statistics of experts are those of all."""
+        """Return a generation that runs beside others."""
+        self.between.run(self._at_home.update_streams)
         sampling = seeded(sampling or self.config.sampling)
-        sequence = batch.sequence(
-            {**parameters_of(sampling), "chat": chat, "reasoning_budget": reasoning_budget}, limit=max_tokens
+        sequence = LoopSequence(
+            loop, {**parameters_of(sampling), "chat": chat, "reasoning_budget": reasoning_budget}, max_tokens
         )
-        generation = BatchedGeneration(
+        generation = LoopGeneration(
             self._pair.target, sequence, self.experts, self.setting(sampling), tokens, max_tokens, stop,
             prediction_stats=self.events.prediction_stats, progress=progress,
             preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
         )  # fmt: skip
         self._last = weakref.ref(generation)  # One that its reader drops leaves at once.
+        self._beside.add(generation)
         self._last_stats = generation.stats_reader
         return generation
 
@@ -537,19 +529,6 @@ class Engine:
         finally:
             generation.cancel()
 
-    def _open_batch(self) -> Batch:
-        """Open the session of several generations. Raise InputError if the scheduler cannot work for it."""
-        scheduler = self.events.driver.scheduler if self.events.driver is not None else None
-        if scheduler is not None and (scheduler.wants_draft_routes or scheduler.wants_target_routes):
-            raise InputError(
-                f"scheduler {self._at_home.scheduler_name} needs the draft's routes, which are unknown with "
-                "several generations at once: choose another, or leave out --parallel"
-            )
-        return open_batch(
-            self.config, self._pair, self.experts, self._trace, self.events, self.between,
-            self._at_home.update_streams, lambda: self.governor, self._draft_lengths.of_several, self.graphs,
-        )  # fmt: skip
-
     def _open_loop(self, options: LoopOptions, steps: StepMeter) -> _core.ServerLoop:
         """Start llama.cpp's server. Raise InputError if it cannot do what the configuration asks for."""
         assert isinstance(self.between, BetweenDecodes)
@@ -571,7 +550,7 @@ class Engine:
         Open a session if there is none. Parameters and errors are those of `_core.Session.set_sampling`.
         Raise InputError also if several generations run at once.
         """
-        if self.batch is not None:
+        if self.loop is not None:
             raise InputError("this needs the context for one generation: leave out --parallel")
         assert self._single is not None
         single = self._single

@@ -24,7 +24,7 @@ from spac.stats import Meter, RunStats, Setting, device_counts
 from spac.stats.prediction import PredictionStats
 
 if TYPE_CHECKING:
-    from spac.engine.batched_sequence import BatchedSequence
+    from spac.engine.loop_sequence import LoopSequence
     from spac.stats.recording import Recorder
 
 
@@ -41,7 +41,7 @@ class Generation(Iterator[str]):
     def __init__(
         self,
         model: Model,
-        session: _core.Session | BatchedSequence,
+        session: _core.Session | LoopSequence,
         experts: _core.Experts | None,
         setting: Setting,
         prompt: TokenArray,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +20,15 @@ from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor, Governor
 from spac.model.pair import ModelPair
 from spac.model.params import POOLINGS
+
+_open: weakref.WeakSet[_core.ServerLoop] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what nobody closed. The interpreter must not end while a loop may call it."""
+    for each in list(_open):
+        each.close()
 
 
 @dataclass(frozen=True)
@@ -49,9 +60,7 @@ def check_loop(config: EngineConfig) -> None:
     several = config.n_parallel > 1
     asked = {"--deterministic": config.deterministic, "--no-cont-batching": not config.cont_batching}
     if several and (refused := [name for name, is_asked in asked.items() if is_asked]):
-        raise InputError(
-            f"{refused[0]}: llama.cpp's loop has it with --parallel 1 alone, so give that, or leave it out"
-        )
+        raise InputError(f"{refused[0]}: one generation at a time has it: give --parallel 1, or leave it out")
 
 
 def served(config: EngineConfig, options: LoopOptions) -> EngineConfig:
@@ -59,7 +68,7 @@ def served(config: EngineConfig, options: LoopOptions) -> EngineConfig:
     params = config.context_params
     if options.pooling is not None:
         params = {**params, "pooling_type": POOLINGS[options.pooling], "n_outputs_max": 0}
-    return replace(config, loop="llama.cpp", context_params=params)
+    return replace(config, is_served=True, context_params=params)
 
 
 class _Hooks:
@@ -133,6 +142,7 @@ def open_loop(
         draft_types=list(config.draft_types), draft_max=config.longest_draft, draft_min=config.draft_min,
         p_min=config.draft_p_min, **cache_parameters(config, pair), **_sampling_of(config.sampling),
     )  # fmt: skip
+    _open.add(loop)
     events.subscribe(loop)
     hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), steps, after, say)
     if config.draft_types:

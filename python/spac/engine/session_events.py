@@ -98,7 +98,7 @@ class Events:
         if (follower := self._step_follower) is not None:
             follower.drain()
 
-    def subscribe(self, session: _core.Session | _core.ParallelSession | _core.ServerLoop) -> None:
+    def subscribe(self, session: _core.Session | _core.ServerLoop) -> None:
         """Subscribe to exactly the events that are used now."""
         scheduler = self.driver.scheduler if self.driver is not None else None
         wanted = scheduler.events if scheduler is not None else frozenset()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spac import _core
-from spac.engine.batched_sequence import NO_END, BatchedSequence
 from spac.engine.generation import Generation
+from spac.engine.loop_sequence import LoopSequence
 from spac.errors import InputError
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
@@ -19,6 +19,8 @@ from spac.stats import Meter, RunStats, Setting, device_counts
 if TYPE_CHECKING:
     from spac.engine import Engine
 
+_NO_END = 1 << 30
+_MORE = 3  # tokens beyond the expected ones, which may complete a character
 Tokens = Generator[int, Sequence[int] | None, None]
 
 
@@ -28,7 +30,7 @@ class TokenRun(Generation):
     def __init__(
         self,
         engine: Engine,
-        session: _core.Session | BatchedSequence,
+        session: _core.Session | LoopSequence,
         setting: Setting,
         prompt: TokenArray,
         n_unseen: int,
@@ -41,7 +43,7 @@ class TokenRun(Generation):
         probabilities.
         """
         controller, between, reading = None, None, None
-        if isinstance(session, BatchedSequence):
+        if isinstance(session, LoopSequence):
             prediction_stats = engine.events.prediction_stats
         else:
             engine.events.settle()
@@ -66,8 +68,6 @@ class TokenRun(Generation):
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()
-        self._run_s = 0.0
-        self._expected: int | None = None
         self.before_step: Callable[[], object] | None = None
         """A callback before the thread waits for a further step, or None."""
 
@@ -79,14 +79,10 @@ class TokenRun(Generation):
         """The number of tokens that are made and not handed out yet."""
         return len(self._fresh)
 
-    def run_on(self, seconds: float, expected: int | None) -> None:
-        """Let steps go on for `seconds` before their tokens are handed out, from the second step on.
-
-        Nothing is made ahead after `expected` tokens, unless this is None.
-        """
-        self._run_s, self._expected = seconds, expected
-        if isinstance(self._session, BatchedSequence):
-            self._session.run_s, self._session.expected = seconds, expected
+    def expect(self, n_tokens: int | None) -> None:
+        """Let a sequence beside others end soon after so many tokens, unless this is None."""
+        if isinstance(self._session, LoopSequence) and n_tokens is not None:
+            self._session.limit = n_tokens + _MORE
 
     def each(self) -> Iterator[int]:
         """Yield the tokens one by one, including those that would end a text."""
@@ -99,13 +95,6 @@ class TokenRun(Generation):
                 yield self._deliver(self._fresh.popleft())
             if reason == "length":
                 meter.reason = reason
-
-    def _make_step(self) -> Any:
-        meter = self._meter
-        if isinstance(self._session, BatchedSequence) or not meter.steps or self._logprobs is not None:
-            return self._session.step()  # A batch has made it already. Probabilities are of one step.
-        n_most = NO_END if self._expected is None else self._expected - meter.step_tokens
-        return self._session.step(seconds=self._run_s, n_most=max(1, n_most))
 
     def _step(self) -> str:
         if self.before_step is not None:

@@ -38,7 +38,6 @@ from spac.llama_cpp_python.call_lock import CallLock, Stream
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.llama_cpp_python.completion import GenerationAsked, parts
 from spac.llama_cpp_python.detokenizer import Detokenizer
-from spac.llama_cpp_python.embedder import Embedder
 from spac.llama_cpp_python.generation import LoopRun, TokenRun, Tokens, plain_setting
 from spac.llama_cpp_python.keywords import check_names, engine_config, llama_keywords
 from spac.llama_cpp_python.logprobs import Logprobs, n_alternatives, with_logprobs
@@ -71,7 +70,7 @@ log.addHandler(logging.NullHandler())
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 COMMON = "common"
 """The name of the chat format that llama.cpp's `common` implements: the format of the model's family."""
-_EXACT, _POOLING = "_config", "_pooling"  # `Llama.from_config` passes its own arguments by these names.
+_EXACT = "_config"  # `Llama.from_config` passes its own argument by this name.
 _CHOICE = {item.name: _GENERATE.parameters[item.name].default for item in fields(Sampling)}
 
 
@@ -101,8 +100,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     input_ids: npt.NDArray[np.intc]
     n_tokens: int
-    embedder: Embedder | None = None
-    """The embedder beside generations (`from_config`), or None."""
     _engine: Engine | None = None
     _run = PerThread()
     _seed = PerThread(llama_cpp.LLAMA_DEFAULT_SEED)
@@ -111,8 +108,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """A function that each run of `generate` is passed to, or None; with `parallel`, one for each thread."""
     captures = PerThread(False)
     """True while `generate` raises GenerationAsked in place of a generation."""
-    run_s = 0.0
-    """The seconds for which steps go on before their tokens are handed out; 0 for one step."""
     _expected = PerThread()  # The number of tokens that the completion in progress asks for, or None.
     _threads: threading.local | None = None
     _placement: Placement | None = None
@@ -124,7 +119,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def __init__(self, model_path: str, **options: Any) -> None:
         options = {name: value for name, value in options.items() if value is not None}
         self._own = own = {
-            name: options.pop(name) for name in (*OPTIONS, _EXACT, _POOLING) if name in options
+            name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options
         }
         self._said: set[str] = set()
         self._calls = CallLock()
@@ -146,21 +141,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, pooling: str | None = None, **options: Any) -> Self:
+    def from_config(cls, config: EngineConfig, **options: Any) -> Self:
         """Return a model that runs as an `Engine` of this configuration runs.
-
-        With `pooling`, a key of `embedder.POOLINGS`, the model has an `embedder` too.
 
         `options` are further arguments of llama_cpp. The configuration's sampling is not used, because every
         call has its own. The context has rows of logits for the longest verification only. Code that decodes
         on it with llama_cpp's low-level functions and needs more rows gives `logits_all`.
         """
-        keywords = {**llama_keywords(config), **options, _EXACT: config, _POOLING: pooling}
+        keywords = {**llama_keywords(config), **options, _EXACT: config}
         return cls(str(config.target), **keywords)
 
     def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
         exact = _EXACT in self._own
-        more = self._open_embedder if _POOLING in self._own else None
         splits = info.is_moe and config.device.lower() != "cpu"
         alone = not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1)
         if alone and not exact and not config.rpc:
@@ -192,7 +184,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
 
         def open_pair(chosen: EngineConfig) -> None:
-            pairs.append(LentPair(chosen, load, info=info, exact=exact, all_rows=all_rows, more=more))
+            pairs.append(LentPair(chosen, load, info=info, exact=exact, all_rows=all_rows))
 
         load_what_fits(config, info.n_layer, open_pair, unload)
         [pair] = pairs
@@ -201,7 +193,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
         weakref.finalize(self, engine.close)  # Apps seldom call close(). This runs before the end.
-        if engine.batch is not None:
+        if engine.loop is not None:
             self._threads, self._n_ctx = threading.local(), engine.context
         else:
             engine.session_with(temp=0.0)  # This clears the context's memory, which is still empty.
@@ -210,10 +202,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             log.info("%s", note)
             if self.verbose:
                 print(f"spac: {note}", file=sys.stderr)
-
-    def _open_embedder(self, model: c_api.Model, context: c_api.Context) -> c_api.Context:
-        self.embedder = Embedder(model, context, self.context_params, self._own[_POOLING])
-        return self.embedder.context
 
     def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
         """Run llama_cpp's own initialization; an error of the library is raised with its reason."""
@@ -317,11 +305,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._turn += 1
         if given.get("reset", True):
             self._drop_overflow()
-        if self._engine is not None and self._engine.batch is not None:
+        if self._engine is not None and self._engine.loop is not None:
             if refusal is not None:
                 refuse_alone(refusal)
             setting = self._setting(sampling)
-            yield from generate_beside(self, self._engine.batch, given, sampling, setting)
+            yield from generate_beside(self, self._engine.loop, given, sampling, setting)
             return
         if refusal is not None:
             self._say(refusal)
@@ -427,7 +415,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self._settle()
 
     def _begin_run(self, run: TokenRun) -> None:
-        run.run_on(self.run_s, self._expected)
+        run.expect(self._expected)
         if self.on_run is not None:
             self.on_run(run)
 

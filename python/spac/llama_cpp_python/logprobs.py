@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spac import _core
-from spac.engine.batched_sequence import BatchedSequence
+from spac.engine.loop_sequence import LoopSequence
 from spac.errors import InputError
 from spac.machine.arrays import Float32Array
 
@@ -55,7 +55,7 @@ class Logprobs:
         self._ahead.clear()
         self._row = None
 
-    def note(self, session: _core.Session | BatchedSequence) -> None:
+    def note(self, session: _core.Session | LoopSequence) -> None:
         """Record the tokens of the step that the session has just made."""
         chosen, ids, top = session.probabilities(self.n_top)
         alternatives = [

@@ -119,16 +119,12 @@ def adapt(config: EngineConfig, model: Model, context: Context) -> None:
 Load = Callable[[Placement], tuple[Any, Any]]
 """A function that loads the target and returns its llama_model and its llama_context."""
 
-More = Callable[[Model, Context], Context]
-"""A function that makes a further context, from the target and its first context."""
-
 
 class LentPair(ModelPair):
     """A pair that gets its target from `load` and loads its draft itself.
 
     `info` describes the target. With `exact`, the configuration sets up the target. Otherwise, llama_cpp's
-    own arguments set up the target, and the configuration sets up the draft. `more` makes a further context
-    of the target, which the pair owns, before slots take the rest of the device's memory.
+    own arguments set up the target, and the configuration sets up the draft.
     """
 
     def __init__(
@@ -139,11 +135,10 @@ class LentPair(ModelPair):
         info: ModelInfo,
         exact: bool = False,
         all_rows: bool = True,
-        more: More | None = None,
     ) -> None:
-        self._lend, self.info, self._exact, self._more = load, info, exact, more
+        self._lend, self.info, self._exact = load, info, exact
         super().__init__(config, None, all_rows=all_rows)
-        del self._lend, self._more  # They usually belong to the owner of this pair.
+        del self._lend  # It usually belongs to the owner of this pair.
 
     def _load(self) -> None:
         config, types, draft = self._config, self._config.draft_types, None
@@ -203,10 +198,6 @@ class LentPair(ModelPair):
         self._open_projector(self.info.n_embd)
         with self._room_for_prompts(self.experts):  # The draft may be the target's extra layers.
             self.draft_context = self._open_draft_context() if needs_draft else None
-            if self._more is not None:
-                further = self._keep(self._more(self.target, self.target_context))
-                if self.pool is not None:
-                    self.pool.attach(further)
 
 
 def _as_pointers(fields: dict[str, Any]) -> dict[str, Any]:

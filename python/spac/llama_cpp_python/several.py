@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spac.engine.batch import Batch
+from spac import _core
+from spac.engine.loop_sequence import LoopSequence
 from spac.errors import InputError
 from spac.llama_cpp_python.generation import TokenRun
 from spac.stats import Setting
@@ -44,7 +45,7 @@ class PerThread:
 
 
 def generate_beside(
-    llama: Llama, batch: Batch, given: dict[str, Any], sampling: Sampling, setting: Setting
+    llama: Llama, loop: _core.ServerLoop, given: dict[str, Any], sampling: Sampling, setting: Setting
 ) -> Generator[int, Sequence[int] | None, None]:
     """Yield the tokens of one generation among others; `given` has the arguments of `Llama.generate`.
 
@@ -56,7 +57,7 @@ def generate_beside(
     assert engine is not None
     n_top = -1 if sampling.logprobs is None else sampling.logprobs.n_top
     native = sampling.native(seed=llama._seed, last_n=llama.last_n_tokens_size)
-    sequence = batch.sequence(native, n_top=n_top)
+    sequence = LoopSequence(loop, native, n_top=n_top)
     prompt = np.array(given["tokens"], np.intc)
     held = np.zeros(max(llama.n_ctx(), prompt.size) + 1, np.intc)
     held[: prompt.size] = prompt
@@ -72,7 +73,7 @@ def generate_beside(
             held[n_held] = token
             n_held += 1
     finally:
-        sequence.leave()
+        sequence.cancel()
 
 
 def refuse_alone(what: str) -> None:

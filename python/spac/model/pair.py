@@ -575,7 +575,7 @@ class ModelPair:
         While llama.cpp looks for the places of a batch's later graphs, it removes tokens from the window that
         the earlier ones still see (`llama_kv_cache::prepare`), also with `--swa-full`.
         """
-        windows = self._config.is_served and self.target.has_window
+        windows = (self._config.is_served or self.n_sequences > 1) and self.target.has_window
         return {"n_batch": self._config.ubatch.least} if windows else {}
 
     @property

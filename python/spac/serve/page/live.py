@@ -71,8 +71,8 @@ class LiveFeed:
     ) -> None:
         """Make the feed of an engine that serves.
 
-        `clock` returns seconds, and `answers` the figures of the answers that run and wait, on the event loop's
-        thread. It is None where one answer is made at a time.
+        `clock` returns seconds, and `answers` the figures of the answers that run and wait, on the event
+        loop's thread. It is None where one answer is made at a time.
         """
         self._engine, self._clock, self._answers = engine, clock, answers
         self._order, self._asking = asyncio.Lock(), set[asyncio.Task[None]]()

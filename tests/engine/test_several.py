@@ -1,9 +1,10 @@
-"""Several generations at once, each read by its own thread. In a deterministic run, each is as if alone."""
+"""Several generations at once, each read by its own thread. Each is as if alone."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -12,16 +13,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.engine.batch import Batch
-from spac.engine.batched_sequence import AHEAD, BatchedSequence, MemberStep
 from spac.errors import InputError
 from spac.llama_cpp_python.llama import Llama
 from tests.session.recurrent import write_lfm2
@@ -33,7 +31,6 @@ PROMPTS = ["def fibonacci(n):", "The sea is", "import os\n", "class Tree:\n    d
 def config(target: Path = demo.TARGET, **options: Any) -> EngineConfig:
     defaults: dict[str, Any] = {
         "device": "simulated", "threads": 1, "ctx": 1024, "state": "off", "sampling": GREEDY,
-        "deterministic": True,
     }  # fmt: skip
     return EngineConfig(target=target, **{**defaults, **options})
 
@@ -51,7 +48,7 @@ def texts(engine: Engine, prompts: list[str], n: int, **options: Any) -> list[st
 @pytest.fixture(scope="module")
 def alone() -> dict[str, str]:
     """Return the texts of an engine that runs one generation at a time."""
-    with Engine(config(ctx=256)) as engine:
+    with Engine(config(ctx=256, deterministic=True)) as engine:
         return {prompt: "".join(engine.generate(prompt, 40)) for prompt in PROMPTS}
 
 
@@ -64,24 +61,19 @@ def engine() -> Iterator[Engine]:
 def test_each_text_is_the_one_it_has_alone(engine: Engine, alone: dict[str, str]) -> None:
     """There is one prompt more than places, so one of them waits."""
     assert texts(engine, PROMPTS, 40) == [alone[prompt] for prompt in PROMPTS]
-    assert engine.batch is not None
+    assert engine.steps is not None
     assert engine.steps.meter.step_tokens > engine.steps.meter.steps, "several tokens a step"
 
 
 def test_a_scheduler_that_learns_and_a_governor(alone: dict[str, str]) -> None:
     """Times decide the draft lengths and the residency here, so texts may differ at near ties."""
-    options = config(draft=demo.DRAFT, draft_max=4, parallel=3, deterministic=False, scheduler="ewma")
+    options = config(draft=demo.DRAFT, draft_max=4, parallel=3, scheduler="ewma")
     with Engine(options) as engine:
         found = texts(engine, PROMPTS, 40)
         assert sum(text == alone[prompt] for text, prompt in zip(found, PROMPTS, strict=True)) >= 3
         assert all(found)
         assert engine.experts is not None
         assert engine.experts.slots.n_resident > 0
-
-
-def test_static_batches(alone: dict[str, str]) -> None:
-    with Engine(config(parallel=2, cont_batching=False)) as engine:
-        assert texts(engine, PROMPTS, 40) == [alone[prompt] for prompt in PROMPTS]
 
 
 def test_cancelling_one_touches_no_other(engine: Engine, alone: dict[str, str]) -> None:
@@ -105,7 +97,7 @@ def test_one_who_stops_reading_holds_up_nobody(engine: Engine, alone: dict[str, 
     gc.disable()  # A generation that nobody holds leaves without a collection.
     try:
         del idle, each
-        _wait_for(lambda: engine.batch is not None and engine.batch.n_running == 0)
+        _wait_for(lambda: n_running(engine) == 0)
     finally:
         gc.enable()
 
@@ -121,21 +113,6 @@ def test_a_cancelled_one_is_freed(engine: Engine) -> None:
     _wait_for(lambda: gc.collect() >= 0 and kept() is None)
 
 
-def test_an_idle_one_ends_only_for_another(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spac.engine.batch.IDLE_S", 0.0)
-    idle = [engine.generate(PROMPTS[0]) for _ in range(4)]
-    for each in idle:
-        next(each)
-    _wait_for(lambda: engine.batch is not None and all(not each._session.wants_step for each in idle))
-    assert all(not each._session.ended for each in idle), "nobody waits"
-    assert "".join(engine.generate(PROMPTS[1], 4))
-    [ended] = [each for each in idle if each._session.ended]
-    with pytest.raises(InputError, match="not read for 0 seconds, and another one waited"):
-        "".join(ended)
-    for each in idle:
-        each.cancel()
-
-
 def test_a_place_is_free_once_the_tokens_are_made(engine: Engine) -> None:
     held = [engine.generate(PROMPTS[0], 2) for _ in range(4)]
     for each in held:
@@ -144,26 +121,12 @@ def test_a_place_is_free_once_the_tokens_are_made(engine: Engine) -> None:
     assert all("".join(each) is not None and len(each.tokens) == 2 for each in held)
 
 
-def test_none_starves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generations come faster than they end, and some are long. Each one joins in its turn, and all end."""
-    batch, came, joined = engine.batch, [], []
-    assert batch is not None
-    enter, join = batch.enter, batch._join
-    lock = threading.Lock()
-
-    def entered(each: Any) -> None:
-        with lock:
-            came.append(each)
-            enter(each)
-
-    monkeypatch.setattr(batch, "enter", entered)
-    monkeypatch.setattr(batch, "_join", lambda each: (joined.append(each), join(each)))
-    with ThreadPoolExecutor(12) as pool:
-        lengths = [60 if at % 8 == 0 else 3 for at in range(36)]
-        found = pool.map(lambda at: len(list(engine.generate(PROMPTS[at % 5], lengths[at]))), range(36))
-        assert all(found)
-    assert len(joined) == 36
-    assert joined == came
+def n_running(engine: Engine) -> int:
+    """Return the number of places in use."""
+    assert engine.loop is not None
+    with closing(engine.loop.begin("slots", b"")) as answer:
+        answer.run()
+        return sum(each["is_processing"] for each in json.loads(answer.body))
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
@@ -207,7 +170,7 @@ def test_each_has_its_own_sampling_and_end(engine: Engine, alone: dict[str, str]
 
 
 def test_a_full_context_ends_one(engine: Engine) -> None:
-    assert engine.context == 256, "each of four has a part of 1024 tokens"
+    assert engine.context == 1024, "each may have all tokens while the others need none"
     generation = engine.generate(PROMPTS[0])
     "".join(generation)
     assert generation.ended_by_context
@@ -222,11 +185,8 @@ def test_closing_ends_those_that_run_and_wait() -> None:
         next(each)
     waiting = threading.Thread(target=lambda: "".join(engine.generate(PROMPTS[2])))
     waiting.start()
-    _wait_for(lambda: engine.batch is not None and engine.batch.n_waiting == 1)
-    batch = engine.batch
+    _wait_for(lambda: len(engine._beside) == 3)
     engine.close()
-    assert batch is not None
-    batch.close()
     waiting.join(10)
     assert not waiting.is_alive()
     for each in found:
@@ -237,7 +197,7 @@ def test_closing_ends_those_that_run_and_wait() -> None:
 
 
 def test_a_program_ends_that_closes_nothing() -> None:
-    """The thread of the batch is in the middle of a step, and a generation has more to come."""
+    """The loop is in the middle of a step, and a generation has more to come."""
     program = """
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
@@ -261,11 +221,15 @@ def test_what_needs_one_generation_at_a_time(tmp_path: Path) -> None:
     assert config(parallel=2, draft_type="draft-mtp").draft_types == ()
     with pytest.raises(InputError, match="scheduler moe-speq needs the draft's routes"):
         Engine(config(draft=demo.TARGET, parallel=2, scheduler="moe-speq"))
+    refused: tuple[dict[str, Any], ...] = ({"deterministic": True}, {"cont_batching": False})
+    for options in refused:
+        with pytest.raises(InputError, match="one generation at a time has it"):
+            Engine(config(parallel=2, **options))
     with pytest.raises(InputError, match="parallel must be from 1 to 64, or -1"):
         config(parallel=0)
     path = write_lfm2(tmp_path / "lfm2.gguf")
-    with Engine(config(path, parallel=2, device="cpu", deterministic=False)) as engine:
-        assert engine.batch is None
+    with Engine(config(path, parallel=2, device="cpu")) as engine:
+        assert engine.loop is None
         assert "--parallel 2: not used, for lfm2.gguf keeps a state that cannot go back" in engine.notes
 
 
@@ -276,8 +240,8 @@ def test_what_needs_one_generation_at_a_time(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_auto_is_as_many_as_the_context_allows(options: dict[str, Any], n: int) -> None:
     """A line tells of fewer than four. Every generation has the whole context while the others need none."""
-    with Engine(config(**{"parallel": -1, "deterministic": False, "ctx": 2048, **options})) as engine:
-        assert (engine.batch.n_sequences if engine.batch is not None else 1) == n
+    with Engine(config(**{"parallel": -1, "ctx": 2048, **options})) as engine:
+        assert engine.n_sequences == n
         assert engine.context >= options.get("ctx", 2048)
         notes = [note for note in engine.notes if "--parallel" in note]
         assert len(notes) == (n < 4)
@@ -292,11 +256,11 @@ def test_auto_is_one_for_what_needs_it(tmp_path: Path) -> None:
         ({"draft_type": "self"}, "self drafts for one"),
         ({"scheduler": "sp-moe", "draft": demo.DRAFT}, "scheduler sp-moe"),
     ):  # fmt: skip
-        one = config(**{"parallel": -1, "deterministic": False, **options})
+        one = config(**{"parallel": -1, **options})
         assert one.n_parallel == 1
         assert one.needs_one.startswith(why)
-    with Engine(config(parallel=-1)) as engine:
-        assert engine.batch is None
+    with Engine(config(parallel=-1, deterministic=True)) as engine:
+        assert engine.loop is None
         assert any(note.startswith("one generation at a time, for --deterministic") for note in engine.notes)
     path = write_lfm2(tmp_path / "lfm2.gguf")
     with closing(Llama(str(path), parallel=-1, n_ctx=2048, n_threads=1, verbose=False)) as llama:
@@ -336,22 +300,8 @@ def test_an_answer_has_its_own_figures_of_experts() -> None:
             list(pool.map(lambda each: "".join(each), made))
         assert engine.experts is not None
         n_used = sum(layer.n_used for layer in engine.experts.layers)
-        assert [each.stats.activations for each in made] == [30 * n_used] * 3
+        counts = [each.stats.activations for each in made]
+        assert all(20 * n_used <= each <= 29 * n_used for each in counts), "not beside the end of a prompt"
         rates = [each.stats.hit_rate for each in made]
         assert all(rate is not None and 0 < rate < 1 for rate in rates)
-        assert engine.experts.stats["activations"] == 3 * 30 * n_used
-
-
-def test_a_pause_for_the_reader_is_no_time_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step's time begins at the step before, or with its call if the reader was behind."""
-    now = iter([10.0, 10.5, 30.0])
-    monkeypatch.setattr("spac.engine.batched_sequence.perf_counter", lambda: next(now))
-    sequence = BatchedSequence(cast(Batch, SimpleNamespace(lock=threading.RLock())), {})
-    step = cast(MemberStep, SimpleNamespace(reason="", tokens=[1]))
-    found = []
-    for _ in range(3):
-        found.append(sequence.seconds_of(0.25))
-        sequence.take(step, None)
-    assert AHEAD == 2
-    assert found == [0.25, 0.5, 0.25]
-    assert sequence.decode_s == sum(found)
+        assert engine.experts.stats["activations"] == sum(counts)
