@@ -1,16 +1,15 @@
 """Measure clients at once over HTTP, beside llama.cpp's own server: `python -m bench.parallel_servers`.
 
 For each number of clients N, the systems run with -np N: spac on the CPU (`cpu`), spac on the simulated
-device (`simulated`), both with `--loop llama.cpp` (`loop`, `loop-simulated`), and llama-server of the pinned
-source on the CPU (`llama-server`), which `python -m tools.llama_server` builds. `default` is spac on the CPU
-with the places and the least context that it has without -np. `--draft` gives spac's systems a draft model.
-All have the same threads, the others the same context, and sample greedily. A client
-asks for one streamed completion after another, each with a prompt of its own, which begins differently from
-all others. The systems are measured in turns, in rounds, while the other servers idle. A first round is left
-out, because it warms up.
+device (`simulated`), and llama-server of the pinned source on the CPU (`llama-server`), which
+`python -m tools.llama_server` builds. `default` is spac on the CPU with the places and the least context that
+it has without -np. `--draft` gives spac's systems a draft model. All have the same threads, the others the
+same context, and sample greedily. A client asks for one streamed completion after another, each with a prompt
+of its own, which begins differently from all others. The systems are measured in turns, in rounds, while the
+other servers idle. A first round is left out, because it warms up.
 
 A row has medians over the rounds: tokens per second of all clients together, also as a ratio to
-llama-server's in the same round (without it, to those of spac's own loop), with its range, and the time to
+llama-server's in the same round (without it, to the first system's), with its range, and the time to
 the first token at the 95th percentile of the requests. --out writes the page, and its figures as JSON.
 """
 
@@ -37,7 +36,7 @@ from spac.errors import InputError
 from tools.llama_server import PROGRAM
 
 PEER = "llama-server"
-SYSTEMS = ("cpu", "default", "simulated", "loop", "loop-simulated", PEER)
+SYSTEMS = ("cpu", "default", "simulated", PEER)
 LOAD_S = 300  # seconds for a server to load its model
 COUNTS = (1, 2, 4, 8, 16)
 TEXT = "the sea was grey and a man walked along its edge counting boats that came home late "
@@ -120,7 +119,6 @@ def words_of(system: str, n: int, port: int, args: argparse.Namespace) -> list[s
     shared += ["--target", str(args.target), "-tb", str(args.threads), "--cache-ram", "0", "--no-page"]
     shared += ["--device", "simulated" if "simulated" in system else "cpu", "--state", "off", "--quiet"]
     shared += ["--draft", args.draft] if args.draft else []
-    shared += ["--loop", "llama.cpp"] if "loop" in system else []
     return [sys.executable, "-m", "spac", "serve", *shared]
 
 

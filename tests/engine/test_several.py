@@ -219,12 +219,8 @@ def test_what_needs_one_generation_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mmproj: images need"):
         config(parallel=2, mmproj="any.gguf")
     assert config(parallel=2, draft_type="draft-mtp").draft_types == ()
-    with pytest.raises(InputError, match="scheduler moe-speq needs the draft's routes"):
-        Engine(config(draft=demo.TARGET, parallel=2, scheduler="moe-speq"))
-    refused: tuple[dict[str, Any], ...] = ({"deterministic": True}, {"cont_batching": False})
-    for options in refused:
-        with pytest.raises(InputError, match="one generation at a time has it"):
-            Engine(config(parallel=2, **options))
+    with pytest.raises(InputError, match="one generation at a time has it"):
+        Engine(config(parallel=2, deterministic=True))
     with pytest.raises(InputError, match="parallel must be from 1 to 64, or -1"):
         config(parallel=0)
     path = write_lfm2(tmp_path / "lfm2.gguf")

@@ -99,7 +99,7 @@ SETTINGS = {
 CONTEXT = {item.name for item in dataclasses.fields(EngineConfig) if item.metadata.get("group")}
 ELSEWHERE = {
     "ctx", "batch", "ubatch", "threads", "cache_ram", "ctx_checkpoints", "checkpoint_min_step",
-    "parallel", "cont_batching",
+    "parallel",
     "mmproj", "mmproj_offload", "image_min_tokens", "image_max_tokens",
     "split_mode", "tensor_split", "main_gpu",
 }  # fmt: skip

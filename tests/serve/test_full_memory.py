@@ -1,4 +1,4 @@
-"""`spac serve --loop llama.cpp`: where the memory of all places is full, one answer ends, and no other."""
+"""`spac serve`: where the memory of all places is full, one answer ends, and no other."""
 
 from __future__ import annotations
 

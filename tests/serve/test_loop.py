@@ -1,4 +1,4 @@
-"""`spac serve --loop llama.cpp`: llama.cpp's handlers and loop answer, with the engine's hooks."""
+"""`spac serve`: llama.cpp's handlers and loop answer, with the engine's hooks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spac import demo
+from spac import Llama, demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
+from spac.model.params import POOLINGS
 from spac.report.figures import read
 from spac.serve.page import FILES
 from tests.cli.conftest import ONE_THREAD
@@ -141,20 +142,11 @@ def test_bad_use_is_one_line() -> None:
         assert engine.loop is not None
         with pytest.raises(InputError, match="no route nope"):
             engine.loop.begin("nope", b"")
-        with pytest.raises(InputError, match="make another one to generate"):
-            engine.generate("x", 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"deterministic": True}, "--deterministic"),
-        ({"cont_batching": False}, "--no-cont-batching"),
-    ],
-)
-def test_what_the_loop_does_not_have_is_refused(options: dict, what: str) -> None:
-    with pytest.raises(InputError, match=what):
-        check_loop(config(**options))
+def test_what_the_loop_does_not_have_is_refused() -> None:
+    with pytest.raises(InputError, match="--deterministic"):
+        check_loop(config(deterministic=True))
 
 
 def test_options_of_the_chat_hold() -> None:
@@ -171,19 +163,21 @@ def test_embeddings_beside_answers(pooling: str, alone: dict[str, str], tmp_path
         made = server.client().embeddings.create(model="demo", input=list(PROMPTS))
         return np.array([each.embedding for each in made.data])
 
-    expected, options = {}, ("--embeddings", "--pooling", pooling, "--device", "simulated", "--slots", "25%")
-    for loop in ("own", "llama.cpp"):
-        server = Server(tmp_path, *options, fixed=(*ONE_THREAD, "--ctx", "2048", "-np", "2", "--loop", loop))
-        expected[loop] = vectors(server)
-        np.testing.assert_allclose(vectors(server), expected[loop], atol=1e-6)
-        asked = {"prompt": PROMPTS[0], "max_tokens": N, "temperature": 0}
-        with ThreadPoolExecutor(2) as pool:
-            answers = [pool.submit(server.ask, "POST", "/v1/completions", asked) for _ in range(2)]
-            np.testing.assert_allclose(vectors(server), expected[loop], atol=1e-6)
-            for each in answers:
-                assert json.loads(each.result()[1])["choices"][0]["text"] == alone[PROMPTS[0]]
-        assert server.stop() == 0
-    np.testing.assert_allclose(expected["own"], expected["llama.cpp"], atol=2e-3)
+    options = ("--embeddings", "--pooling", pooling, "--device", "simulated", "--slots", "25%")
+    server = Server(tmp_path, *options, fixed=(*ONE_THREAD, "--ctx", "2048", "-np", "2"))
+    found = vectors(server)
+    asked = {"prompt": PROMPTS[0], "max_tokens": N, "temperature": 0}
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(server.ask, "POST", "/v1/completions", asked) for _ in range(2)]
+        np.testing.assert_allclose(vectors(server), found, atol=1e-6)
+        for each in answers:
+            assert json.loads(each.result()[1])["choices"][0]["text"] == alone[PROMPTS[0]]
+    assert server.stop() == 0
+    settings = {"device": "cpu", "n_threads": 1, "n_ctx": 256, "verbose": False}
+    llama = Llama(str(demo.TARGET), embedding=True, pooling_type=POOLINGS[pooling], **settings)
+    expected = llama.embed(list(PROMPTS), normalize=True)
+    llama.close()
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_other_servers_make_no_embeddings(server: Server) -> None:

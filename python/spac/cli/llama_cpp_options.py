@@ -75,8 +75,9 @@ _ACCEPTED = [
     ),
     *_accepted("templates are always read as Jinja", "--jinja --no-jinja"),
     *_accepted("there is no warm-up run", "--warmup --no-warmup"),
+    *_accepted("requests join and leave at every step", "--cont-batching -cb --no-cont-batching -nocb"),
     *_accepted(
-        "sequences share the context's memory, except with --deterministic",
+        "sequences share the context's memory",
         "--kv-unified -kvu --no-kv-unified -no-kvu",
         "--kv-unified-per-slot",
     ),

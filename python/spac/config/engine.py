@@ -202,10 +202,6 @@ class EngineConfig(ContextConfig):
         "(default: 1; -1 in spac serve)",
         "--parallel", "-np", range=PARALLEL, group=CONTEXT_GROUP,
     )  # fmt: skip
-    cont_batching: bool = option(
-        True, "with --parallel, let new generations wait until all others have ended", "--cont-batching",
-        "-cb", off=("--no-cont-batching", "-nocb"), group=CONTEXT_GROUP,
-    )  # fmt: skip
     stream_batch: Parsed[StreamBatch | None, StreamBatch | str | int | None] = option(
         None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "
         "N from measured costs (default: auto; 0 on the simulated device)",

@@ -57,10 +57,10 @@ class LoopOptions:
 
 def check_loop(config: EngineConfig) -> None:
     """Raise InputError for what the loop would leave out without a word: it mixes slots in its batches."""
-    several = config.n_parallel > 1
-    asked = {"--deterministic": config.deterministic, "--no-cont-batching": not config.cont_batching}
-    if several and (refused := [name for name, is_asked in asked.items() if is_asked]):
-        raise InputError(f"{refused[0]}: one generation at a time has it: give --parallel 1, or leave it out")
+    if config.n_parallel > 1 and config.deterministic:
+        raise InputError(
+            "--deterministic: one generation at a time has it: give --parallel 1, or leave it out"
+        )
 
 
 def served(config: EngineConfig, options: LoopOptions) -> EngineConfig:

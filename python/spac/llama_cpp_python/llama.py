@@ -118,9 +118,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __init__(self, model_path: str, **options: Any) -> None:
         options = {name: value for name, value in options.items() if value is not None}
-        self._own = own = {
-            name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options
-        }
+        self._own = own = {name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options}
         self._said: set[str] = set()
         self._calls = CallLock()
         check_names(options)

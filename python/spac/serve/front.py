@@ -96,9 +96,7 @@ class Answer:
             raise Refusal(GONE, "the client takes nothing") from None
         self.complete = message["type"] == "http.response.body" and not message.get("more_body")
 
-    async def whole(
-        self, status: int, body: Any, fields: Sequence[tuple[bytes, bytes]] = (JSON,)
-    ) -> int:
+    async def whole(self, status: int, body: Any, fields: Sequence[tuple[bytes, bytes]] = (JSON,)) -> int:
         """Send a whole response, bytes or what JSON can hold, and return its status."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         length = (b"content-length", str(len(data)).encode())

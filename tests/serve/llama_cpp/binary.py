@@ -1,4 +1,4 @@
-"""Stand in for llama-server's binary: take its options, and serve with `spac serve --loop llama.cpp`."""
+"""Stand in for llama-server's binary: take its options, and serve with `spac serve`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LACKS = {
     "--no-slots", "--no-jinja", "--context-shift", "--reranking", "--no-cache-idle-slots",
     "--ui-mcp-proxy", "--no-models-autoload", "--backend_sampling",
 }  # fmt: skip
-"""Switches that `spac serve --loop llama.cpp` does not have. They are left out, and tests show the result."""
+"""Switches that `spac serve` does not have. They are left out, and tests show the result."""
 LACKS_VALUE = {
     "--tags", "--lora", "--reasoning-format", "--media-path", "--mmproj-url", "--grp-attn-n",
     "--sleep-idle-seconds", "--grp-attn-w", "--spec-synth-len", "--spec-synth-rates", "--tools",

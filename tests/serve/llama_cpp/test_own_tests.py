@@ -1,4 +1,4 @@
-"""A part of llama.cpp's own server tests passes on `spac serve --loop llama.cpp`.
+"""A part of llama.cpp's own server tests passes on `spac serve`.
 
 CONTRIBUTING tells how to run all of them.
 """
