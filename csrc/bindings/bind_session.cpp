@@ -52,10 +52,10 @@ class PySession : public SessionHolder<Session> {
         call->set_sampling(spac::bindings::sampling_config(keywords));
     }
 
-    Step step(double seconds, int n_most) {
+    Step step() {
         const Call                   call(*this);
         const py::gil_scoped_release release;
-        return call->step({seconds, n_most});
+        return call->step();
     }
 
     py::tuple probabilities(int n_top) {
@@ -127,7 +127,7 @@ void bind_session(py::module_ & m) {
             },
             py::arg("tokens"))
         .def("set_sampling", &PySession::set_sampling)
-        .def("step", &PySession::step, py::kw_only(), py::arg("seconds") = 0.0, py::arg("n_most") = 1)
+        .def("step", &PySession::step)
         .def_property_readonly("last_step", [](const PySession & self) { return self.get().last_step(); })
         .def("probabilities", &PySession::probabilities, py::arg("n_top"))
         .def("on", &PySession::on, py::arg("event"), py::arg("callback"))

@@ -71,14 +71,11 @@ Session::Impl::~Impl() {
     interrupt.detach(target.get());
 }
 
-int Session::Impl::next_draft_length() const {
-    return drafting() != nullptr ? std::min({draft_length.load(), speculator->n_max(), sequence.draft_room()}) : 0;
-}
-
 void Session::Impl::draft() {
     const auto start = Clock::now();
     drafted.clear();
-    const int n = next_draft_length();
+    const int n =
+        drafting() != nullptr ? std::min({draft_length.load(), speculator->n_max(), sequence.draft_room()}) : 0;
     if (n > 0) {
         SpanScope scope(*trace, Activity::draft);
         drafted          = speculator->draft(sequence.history(), sequence.last(), n, [&](llama_token token, int index) {
@@ -230,20 +227,13 @@ void Session::set_sampling(const SamplingConfig & sampling) {
     impl.sampler.set(sampling);
 }
 
-const Step & Session::step(const StepRun & run) {
+const Step & Session::step() {
     auto &                impl = *impl_;
     const Interrupt::Call call(impl.interrupt);
     if (!impl.sequence.has_prompt()) {
         throw InputError("the session has no prompt: call prefill() first");
     }
-    StepTimer timer(run);
-    Step      sum;
-    do {
-        impl.advance();
-        add(sum, impl.result);
-    } while (timer.goes_on() && impl.next_draft_length() == 0 && impl.result.n_drafted == 0 &&
-             impl.result.reason == StopReason::none);
-    impl.result = std::move(sum);
+    impl.advance();
     return impl.result;
 }
 
@@ -306,31 +296,5 @@ int Session::n_past() const { return impl_->target.n_past(); }
 int Session::n_ctx() const { return impl_->target.n_ctx(); }
 
 std::vector<int32_t> Session::tokens() const { return impl_->sequence.tokens(); }
-
-bool StepTimer::goes_on() {
-    const int64_t now = ns_since(start_);
-    longest_          = std::max(longest_, now - before_);
-    before_           = now;
-    return ++n_steps_ < run_.n_most && static_cast<double>(now + longest_) <= run_.seconds * 1e9;
-}
-
-void add(Step & sum, const Step & next) {
-    sum.tokens.insert(sum.tokens.end(), next.tokens.begin(), next.tokens.end());
-    sum.n_drafted += next.n_drafted;
-    sum.n_accepted += next.n_accepted;
-    sum.n_verified += next.n_verified;
-    sum.n_steps += next.n_steps;
-    sum.draft_ns += next.draft_ns;
-    sum.verify_ns += next.verify_ns;
-    sum.sample_ns += next.sample_ns;
-    sum.reason      = next.reason;
-    sum.demand      = next.demand;
-    sum.n_layer     = next.n_layer;
-    sum.n_expert    = next.n_expert;
-    sum.layer_costs = next.layer_costs;
-    sum.n_uploads += next.n_uploads;
-    sum.upload_bytes += next.upload_bytes;
-    sum.upload_ns += next.upload_ns;
-}
 
 } // namespace spac

@@ -104,21 +104,13 @@ enum class StopReason {
 
 const char * to_string(StopReason reason); // "", "stop", "length"
 
-// The limits of a call of step(). It makes further steps while these are sure to end in time, so that the caller is
-// woken once for several tokens. It returns after a step that drafted, after a token that ends a generation, and where
-// the caller has to look: at a full context, an error, or a sequence that waits.
-struct StepRun {
-    double seconds = 0; // for all steps of the call
-    int    n_most  = 1; // steps at most
-};
-
-// The result of one step, or of all steps of a call.
+// The result of one step.
 struct Step {
     std::vector<int32_t> tokens;         // accepted draft tokens, then the target's own
     int                  n_drafted  = 0; // draft tokens that were verified
     int                  n_accepted = 0; // draft tokens that were accepted
     int                  n_verified = 0; // tokens in the verification batch: n_drafted + 1
-    int                  n_steps    = 0; // steps of the call; 0 if there was no place for one
+    int                  n_steps    = 0; // 0 if there was no place for one
     int64_t              draft_ns   = 0;
     int64_t              verify_ns  = 0;
     int64_t              sample_ns  = 0;
@@ -204,8 +196,7 @@ class Session : NotCopied {
     // Drafts, verifies and accepts. The result has at least one token, unless its reason is `length`. An exception
     // before verification (cancelled, or a listener's) leaves the sequence as it was. An exception of the verify_end
     // listener comes after the tokens were committed: last_step() has them. The reference is valid until the next step.
-    // A call of several steps calls verify_end after each of them.
-    const Step & step(const StepRun & run = {});
+    const Step & step();
     const Step & last_step() const;
 
     // Returns how probable the target held the last step's tokens, each where it came, and the `n_top` most probable

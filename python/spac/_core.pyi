@@ -1124,11 +1124,9 @@ class Session:
 
         Raise InputError for invalid parameters, and change nothing then.
         """
-    def step(self, *, seconds: float = 0.0, n_most: int = 1) -> Step:
+    def step(self) -> Step:
         """Draft, verify and accept tokens: at least one, unless the context is full.
 
-        While nothing is drafted, the call goes on with up to `n_most` steps that are sure to end within
-        `seconds`, up to a token that ends the text.
         An exception before the end of the verification (Cancelled, or one of a callback) does not change the
         sequence. An exception of the "verify_end" callback comes after the tokens became part of the
         sequence. They are in `last_step`.

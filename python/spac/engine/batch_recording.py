@@ -25,11 +25,6 @@ class StepMeter:
         self._observing = threading.Lock()
         self._observer: StepObserver | None = None
 
-    @property
-    def is_observed(self) -> bool:
-        """True if somebody looks at each step."""
-        return self._observer is not None
-
     def observe(self, observer: StepObserver | None) -> None:
         """Call `observer` after every step that decodes, in the thread that makes it; None ends it.
 

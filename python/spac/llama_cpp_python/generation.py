@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from spac import _core
@@ -68,16 +68,8 @@ class TokenRun(Generation):
         )
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()
-        self.before_step: Callable[[], object] | None = None
-        """A callback before the thread waits for a further step, or None."""
-
         if logprobs is not None:
             logprobs.begin()
-
-    @property
-    def n_fresh(self) -> int:
-        """The number of tokens that are made and not handed out yet."""
-        return len(self._fresh)
 
     def expect(self, n_tokens: int | None) -> None:
         """Let a sequence beside others end soon after so many tokens, unless this is None."""
@@ -97,8 +89,6 @@ class TokenRun(Generation):
                 meter.reason = reason
 
     def _step(self) -> str:
-        if self.before_step is not None:
-            self.before_step()
         text = super()._step()
         if self._logprobs is not None and self._fresh:
             self._logprobs.note(self._session)  # The next evaluation overwrites the logits.

@@ -104,8 +104,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _run = PerThread()
     _seed = PerThread(llama_cpp.LLAMA_DEFAULT_SEED)
     _detokenizer = PerThread()
-    on_run = PerThread()
-    """A function that each run of `generate` is passed to, or None; with `parallel`, one for each thread."""
     captures = PerThread(False)
     """True while `generate` raises GenerationAsked in place of a generation."""
     _expected = PerThread()  # The number of tokens that the completion in progress asks for, or None.
@@ -414,8 +412,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _begin_run(self, run: TokenRun) -> None:
         run.expect(self._expected)
-        if self.on_run is not None:
-            self.on_run(run)
 
     def _setting(self, sampling: Sampling) -> Setting:
         """Return the setting that runs, for the statistics."""

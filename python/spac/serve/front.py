@@ -189,7 +189,8 @@ class Front:
         except Exception as error:
             refusal = refusal_of(error)
             status = refusal.status
-            await answer.refuse(refusal)
+            with contextlib.suppress(Refusal):  # the client takes nothing
+                await answer.refuse(refusal)
         seconds = time.monotonic() - began
         known = path in ANSWERS
         self._state.metrics.requests.labels(path if known else "other", str(status)).inc()
