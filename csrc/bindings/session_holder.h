@@ -53,8 +53,7 @@ inline pybind11::tuple arrays_of(const TokenProbabilities & found) {
                                 pybind11::array_t<float>(shape, found.top.data()));
 }
 
-// A session and the Python objects that it needs: the owner of the contexts, and the callbacks. T is Session or
-// ParallelSession.
+// A session and the Python objects that it needs: the owner of the contexts, and the callbacks. T is Session.
 template <typename T> class SessionHolder : NotCopied {
   public:
     explicit SessionHolder(pybind11::object owner) : owner_(std::move(owner)) {}

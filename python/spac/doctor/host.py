@@ -59,7 +59,7 @@ def llama_cpp_python() -> Iterator[Finding]:
         if is_there:
             yield Finding(name, "fault", "not usable", why)
         else:
-            yield Finding(name, "off", "no", f"spac serve, spac exec and spac.Llama need it: {why}")
+            yield Finding(name, "off", "no", f"spac exec and spac.Llama need it: {why}")
         return
     yield Finding(name, "ok", f"{llama_cpp.__version__}, on spac's library")
 
