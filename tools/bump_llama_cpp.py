@@ -35,7 +35,6 @@ CHECKS = {
     "kernels": ("tests/kernels",),
     "reference": (
         "tests/backend",
-        "tests/llama_cpp_python/test_embedder.py",
         "tests/llama_cpp_python/test_unmodified.py",
     ),
     "C interface": ("tests/model", "tests/session/test_speculation.py", "tests/session/test_refusals.py"),

@@ -81,4 +81,5 @@ def test_a_servers_recording_is_written_when_it_stops(tmp_path: Path) -> None:
     finally:
         assert server.stop() == 0
     tokens = sum(each.usage.completion_tokens for each in made if each.usage is not None)
-    assert read(str(tmp_path / "server.npz")).total("tokens") >= tokens > 0
+    # Those that come beside a prompt's tokens belong to no step.
+    assert tokens >= read(str(tmp_path / "server.npz")).total("tokens") > tokens / 2

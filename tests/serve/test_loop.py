@@ -151,7 +151,9 @@ def test_what_the_loop_does_not_have_is_refused() -> None:
 
 def test_options_of_the_chat_hold() -> None:
     template = "{{ greeting }}{{ messages[0].content }}{% if not enable_thinking %}N{% endif %}"
-    options = LoopOptions("demo", template=template, reasons=False, variables={"greeting": "hello "})
+    options = LoopOptions(
+        "demo", template=lambda _: (template, ""), reasons=False, variables={"greeting": "hello "}
+    )
     with Engine(config(), serves=options) as engine:
         body = json.dumps({"messages": [{"role": "user", "content": "you"}]})
         assert json.loads(asked(engine, "apply-template", body))["prompt"] == "hello youN"
@@ -177,7 +179,7 @@ def test_embeddings_beside_answers(pooling: str, alone: dict[str, str], tmp_path
     llama = Llama(str(demo.TARGET), embedding=True, pooling_type=POOLINGS[pooling], **settings)
     expected = llama.embed(list(PROMPTS), normalize=True)
     llama.close()
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert ((found * np.array(expected)).sum(axis=1) > 0.999).all(), "the directions of unit vectors"
 
 
 def test_other_servers_make_no_embeddings(server: Server) -> None:

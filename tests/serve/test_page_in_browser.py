@@ -154,7 +154,7 @@ def test_streaming_stopping_and_the_map(page):
     page.click("#stop")
     page.wait("!document.getElementById('send').hidden")
     assert page.text(".below span") == "stopped"
-    wait_until(lambda: page.server.health()["running"] == 0)
+    wait_until(lambda: page.server.metric("spac_running") == 0)
     assert page.value("told.length") <= 3, "the live region is not told of every token"
     assert page.browser.complaints == []
     page.value("document.getElementById('map').focus()")

@@ -222,9 +222,8 @@ def read_config(
         return {item.name: given[item.name] for item in option_fields(config) if item.name in given}
 
     sampling = SamplingConfig(**{**defaults, **named(SamplingConfig)})
-    loop = {"loop": given["loop"]} if "loop" in given else {}
     models = {"target": target, "draft": draft, "sampling": sampling}
-    return EngineConfig(**{**named(EngineConfig), **models, **loop})
+    return EngineConfig(**{**named(EngineConfig), **models, "is_served": given.get("is_served", False)})
 
 
 NAMED = "OWNER/REPO[:QUANT]"

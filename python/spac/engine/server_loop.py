@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spac import _core
-from spac.chat.format import FALLBACK, ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine.batch_recording import StepMeter
 from spac.engine.prompt_cache import cache_parameters
@@ -18,6 +17,7 @@ from spac.engine.session_events import Events
 from spac.engine.single_session import parameters_of
 from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor, Governor
+from spac.model.c_api import Model
 from spac.model.pair import ModelPair
 from spac.model.params import POOLINGS
 
@@ -39,8 +39,8 @@ class LoopOptions:
     """The model's name in answers."""
     slot_folder: str = ""
     """The folder of saved slots; "" for none."""
-    template: str = ""
-    """Jinja source in place of the model's template."""
+    template: Callable[[Model], tuple[str, str]] = lambda _target: ("", "")
+    """Returns the Jinja source in place of a target's template, "" for the target's own, and a note or ""."""
     reasons: bool = True
     """False if chat templates are told not to let the model reason."""
     reasoning_budget: int = -1
@@ -123,7 +123,7 @@ def open_loop(
     Raise InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
-    template, note = _template_of(pair, options.template)
+    template, note = options.template(pair.target)
     if note:
         say(note)
     loop = _core.ServerLoop(
@@ -151,17 +151,6 @@ def open_loop(
     if graphs is not None:
         loop.on("prompt_graph", graphs.choose)
     return loop
-
-
-def _template_of(pair: ModelPair, given: str) -> tuple[str, str]:
-    """Return the chat template for llama.cpp ("" for the model's own), and a note for the user, or "".
-
-    Raise InputError if the given one cannot be used.
-    """
-    chat = ChatFormat(pair.target, given or None)
-    if chat.is_plain and pair.target.chat_template is None:
-        return "", f"{pair.target.path.name} has no chat template: llama.cpp's default is used"
-    return (FALLBACK if chat.is_plain else given), chat.note
 
 
 def _check_steps(config: EngineConfig, pair: ModelPair) -> None:

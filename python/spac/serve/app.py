@@ -20,6 +20,7 @@ from spac.errors import InputError
 from spac.serve.server import address, is_loopback, listen
 
 if TYPE_CHECKING:
+    from spac.model.c_api import Model
     from spac.serve.state import ServerState
 
 SAMPLING = (
@@ -93,7 +94,7 @@ def make_parser() -> Parser:
     add_prefill_option(chat)
     add_image_option(chat)
     add_engine(parser)
-    parser.set_defaults(parallel=-1)
+    parser.set_defaults(parallel=-1, is_served=True)
     sampling = parser.add_argument_group("sampling, where a request does not say")
     add_config(sampling, SamplingConfig, only=SAMPLING)
     add_talk(parser.add_argument_group("output"))
@@ -167,7 +168,8 @@ def ready(
         talk.note(f"loading {target.name}")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
     loop = LoopOptions(
-        name, folder, chat.template or "", chat.reasoning, chat.reasoning_budget, chat.prefill,
+        name, folder, lambda model: _template_of(model, chat.template), chat.reasoning, chat.reasoning_budget,
+        chat.prefill,
         chat.variables, options.verbose, _pooling(options, target),
     )  # fmt: skip
     with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
@@ -188,6 +190,19 @@ def ready(
         allow_credentials=True, allow_methods=METHODS, allow_headers=["*"],
     )  # fmt: skip
     return app, state
+
+
+def _template_of(target: Model, given: str | None) -> tuple[str, str]:
+    """Return the chat template for llama.cpp ("" for the model's own), and a note for the user, or "".
+
+    Raise InputError if the given one cannot be used.
+    """
+    from spac.chat.format import FALLBACK, ChatFormat
+
+    chat = ChatFormat(target, given)
+    if chat.is_plain and target.chat_template is None:
+        return "", f"{target.path.name} has no chat template: llama.cpp's default is used"
+    return (FALLBACK if chat.is_plain else given or ""), chat.note
 
 
 def _pooling(options: argparse.Namespace, target: Path) -> str | None:
