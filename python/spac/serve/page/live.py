@@ -107,7 +107,9 @@ class LiveFeed:
             self._hand_over()
 
     def _observe(self, step: _core.Step) -> None:
-        now, self._phase = self._clock(), "decoding"
+        now = self._clock()
+        if self._n_running:  # The loop may make a step more after a client has left.
+            self._phase = "decoding"
         measured = (step.draft_ns + step.verify_ns + step.sample_ns) * 1e-9
         self._sums.add(step, now - self._since if self._since else measured)
         self._since = now
