@@ -169,8 +169,7 @@ def ready(
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
     loop = LoopOptions(
         name, folder, lambda model: _template_of(model, chat.template), chat.reasoning, chat.reasoning_budget,
-        chat.prefill,
-        chat.variables, options.verbose, _pooling(options, target),
+        chat.prefill, chat.variables, options.verbose, _pooling(options, target),
     )  # fmt: skip
     with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
         engine = stack.enter_context(Engine(config, progress=None, serves=loop))

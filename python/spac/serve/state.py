@@ -1,4 +1,4 @@
-"""The state that the server's front and the routes share, and who is admitted."""
+"""The state of the server's front, and who is admitted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 class ServerState:
-    """The state that front and the routes share: queue, metrics, model names, key, running requests."""
+    """The state of the front: queue, metrics, model names, key, running requests."""
 
     def __init__(
         self,
@@ -105,9 +105,9 @@ class ServerState:
     def drain(self) -> None:
         """Admit no more requests, and refuse those that wait; call this in the event loop's thread."""
         self._closing = True
-        for context in list(self.requests):
-            if context.waits:
-                context.cancel()
+        for request in list(self.requests):
+            if request.waits:
+                request.cancel()
 
     async def drained(self, seconds: float) -> None:
         """Wait until no request runs, or until so many seconds have passed."""
@@ -118,5 +118,5 @@ class ServerState:
     def close(self) -> None:
         """Cancel all requests that run or wait, and admit no more; call this in the event loop's thread."""
         self._closing = True
-        for context in list(self.requests):
-            context.cancel()
+        for request in list(self.requests):
+            request.cancel()
