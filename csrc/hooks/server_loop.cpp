@@ -143,8 +143,10 @@ class Response : public LoopResponse {
             }
         } catch (const std::bad_alloc & error) {
             response_ = fault(error.what(), ERROR_TYPE_SERVER);
-        } catch (const std::exception & error) { // a handler reads the request, and the slots answer it
-            response_ = fault(error.what(), ERROR_TYPE_INVALID_REQUEST);
+        } catch (const std::exception & error) {
+            // A handler reads the request, and the answer once a slot has made it.
+            const bool is_answer = std::string(error.what()).rfind("The model produced output", 0) == 0;
+            response_            = fault(error.what(), is_answer ? ERROR_TYPE_SERVER : ERROR_TYPE_INVALID_REQUEST);
         }
     }
 

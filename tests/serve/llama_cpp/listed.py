@@ -55,6 +55,9 @@ LISTED: dict[str, tuple[str, ...]] = {
         "test_ctx_shift.py::test_ctx_shift_disabled_short_prompt(-1-*",
         "test_ctx_shift.py::test_ctx_shift_disabled_long_prompt",
     ),
+    "the model's text decides: ours begins a tool call and does not end it, by some CPUs' rounding": (
+        "test_tool_call.py::test_completion_without_tool_call_fast(meta-llama-Llama-3.3-70B-Instruct-128-tools1*",
+    ),
     "spac serve has the switch always on (--metrics, --slots, --cache-idle-slots)": (
         "test_basic.py::test_server_slots", "test_metrics.py::test_metrics_disabled",
         "test_kv_keep_only_active.py::test_disabled_with_flag",
