@@ -1,4 +1,4 @@
-// What llama.cpp's server does when the memory that its slots share is full (patches/0006-server.patch).
+// The function that ends one request when the memory of all slots of llama.cpp's server is full (0006-server.patch).
 #pragma once
 
 #include "common.h"
