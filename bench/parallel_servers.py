@@ -1,12 +1,12 @@
 """Measure clients at once over HTTP, beside llama.cpp's own server: `python -m bench.parallel_servers`.
 
 For each number of clients N, the systems run with -np N: spac on the CPU (`cpu`), spac on the simulated
-device (`simulated`), and llama-server of the pinned source on the CPU (`llama-server`), which
-`python -m tools.llama_server` builds. `default` is spac on the CPU with the places and the least context that
-it has without -np. `--draft` gives spac's systems a draft model. All have the same threads, the others the
-same context, and sample greedily. A client asks for one streamed completion after another, each with a prompt
-of its own, which begins differently from all others. The systems are measured in turns, in rounds, while the
-other servers idle. A first round is left out, because it warms up.
+device (`simulated`), spac on `--device` (`device`), and llama-server of the pinned source on the CPU
+(`llama-server`), which `python -m tools.llama_server` builds. `default` is spac on the CPU with the places
+and the least context that it has without -np. `--draft` gives spac's systems a draft model. All have the same
+threads, the others the same context, and sample greedily. A client asks for one streamed completion after
+another, each with a prompt of its own, which begins differently from all others. The systems are measured in
+turns, in rounds, while the other servers idle. A first round is left out, because it warms up.
 
 A row has medians over the rounds: tokens per second of all clients together, also as a ratio to
 llama-server's in the same round (without it, to the first system's), with its range, and the time to
@@ -36,7 +36,7 @@ from spac.errors import InputError
 from tools.llama_server import PROGRAM
 
 PEER = "llama-server"
-SYSTEMS = ("cpu", "default", "simulated", PEER)
+SYSTEMS = ("cpu", "default", "simulated", "device", PEER)
 LOAD_S = 300  # seconds for a server to load its model
 COUNTS = (1, 2, 4, 8, 16)
 TEXT = "the sea was grey and a man walked along its edge counting boats that came home late "
@@ -106,7 +106,7 @@ async def clients(port: int, n: int, args: argparse.Namespace, seed: int) -> Fig
 
 def words_of(system: str, n: int, port: int, args: argparse.Namespace) -> list[str]:
     """Return the command of a server for `n` clients."""
-    context = n * (2 * args.words + args.tokens + 64)
+    context = n * (args.context or 2 * args.words + args.tokens + 64)
     shared = ["--port", str(port), "-t", str(args.threads)]
     if system == "default":
         system, context = "cpu", max(context, 4096)
@@ -117,7 +117,8 @@ def words_of(system: str, n: int, port: int, args: argparse.Namespace) -> list[s
         shared += ["-m", str(args.target), "-tb", str(args.threads), "-cram", "0", "-ngl", "0", "--no-warmup"]
         return [str(args.peer), *shared]
     shared += ["--target", str(args.target), "-tb", str(args.threads), "--cache-ram", "0", "--no-page"]
-    shared += ["--device", "simulated" if "simulated" in system else "cpu", "--state", "off", "--quiet"]
+    shared += ["--device", args.device if system == "device" else system, "--state", "off", "--quiet"]
+    shared += ["--slots", args.slots] if args.slots else []
     shared += ["--draft", args.draft] if args.draft else []
     return [sys.executable, "-m", "spac", "serve", *shared]
 
@@ -143,7 +144,7 @@ def measured(n: int, args: argparse.Namespace) -> list[dict[str, Figures]]:
 def table(found: dict[int, list[dict[str, Figures]]]) -> str:
     """Return the medians over the rounds as a Markdown table, by the number of clients."""
     systems = [each for each in SYSTEMS if each in next(iter(found.values()))[0]]
-    base = next((each for each in (PEER, "cpu", "simulated") if each in systems), systems[0])
+    base = next((each for each in (PEER, *SYSTEMS) if each in systems), systems[0])
     lines = ["| clients | system | tokens/s | ratio (range) | first token, p95 | ratio |", "| --- " * 6 + "|"]
     for n, rounds in found.items():
         for system in systems:
@@ -176,12 +177,15 @@ def main() -> int:
     )
     parser.add_argument("--target", type=Path, default=demo.TARGET)
     parser.add_argument("--draft", help="a draft model for spac's systems")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["cpu", "simulated", PEER])
+    parser.add_argument("--device", default="CUDA0", help="of the system `device`")
+    parser.add_argument("--slots", help="of spac's systems, as `spac serve` takes it")
     parser.add_argument("--peer", type=Path, default=PROGRAM, help="llama-server (default: the built one)")
     parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS), metavar="N")
     parser.add_argument("--requests", type=int, default=2, help="requests of each client in a round")
     parser.add_argument("--words", type=int, default=48, help="words of each prompt")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
+    parser.add_argument("--context", type=int, help="of each client, for a model with more tokens than words")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)

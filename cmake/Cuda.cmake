@@ -106,11 +106,20 @@ if(SPAC_WITH_CUDA AND NOT SPAC_CUDA_OBJECTS)
     if(_cublas_root)
         include_directories(SYSTEM "${_cublas_root}/include")
     endif()
-    set(GGML_CUDA_NO_VMM ON) # its memory pool would make the driver a link-time dependency
+    # ggml-cuda would link the driver for its pool of virtual memory. So it is configured without this pool, and the one
+    # file that has it is compiled with it (spac_cuda_pool). csrc/backend/device/cuda_memory.cpp calls the driver.
+    set(GGML_CUDA_NO_VMM ON)
     set(GGML_CUDA_NCCL OFF)
     enable_language(CUDA) # in the top folder, because cmake/Reference.cmake compiles CUDA files too
     message(STATUS "spac: with CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
 endif()
+
+# Compiles a ggml-cuda.cu with the pool of virtual memory. CUDA graphs keep the addresses of the pool's memory. The other
+# pool frees its memory when the device is full, and graphs of before would run on freed memory. What follows the
+# source says whose folder it belongs to, as set_source_files_properties takes it.
+function(spac_cuda_pool source)
+    set_source_files_properties("${source}" ${ARGN} PROPERTIES COMPILE_OPTIONS -UGGML_CUDA_NO_VMM)
+endfunction()
 
 # Adds the target spac-cuda with spac's own kernels, unless they come with the objects of SPAC_CUDA_OBJECTS.
 function(spac_cuda_kernels)

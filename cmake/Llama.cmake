@@ -76,6 +76,7 @@ endif()
 set(SPAC_LLAMA_TARGETS llama mtmd ${SPAC_LLAMA_VENDOR} llama-common llama-common-base ggml ggml-base)
 if(TARGET ggml-cuda)
     list(APPEND SPAC_LLAMA_TARGETS ggml-cuda)
+    spac_cuda_pool("${SPAC_LLAMA_SOURCE}/ggml/src/ggml-cuda/ggml-cuda.cu" TARGET_DIRECTORY ggml-cuda)
 elseif(SPAC_CUDA_OBJECTS)
     target_compile_definitions(ggml PUBLIC GGML_USE_CUDA) # as upstream's CMake does for a backend that it builds
 endif()

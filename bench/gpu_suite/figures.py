@@ -1,6 +1,6 @@
 """Check and measure on a machine with a GPU what only a GPU can show, the deciding figures first.
 
-    python3 bench/gpu_suite/figures.py OUT [--carry build/carry] [--device CUDA0] [--seconds 1700]
+    python3 bench/gpu_suite/figures.py OUT [--carry build/carry] [--device CUDA0] [--seconds 590]
                                            [--parts NAME …] [--quick]
 
 The machine may be fresh and without a network. `pack.py` makes the carry folder, which has what it may lack.
@@ -30,25 +30,45 @@ sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 from bench.gpu_suite import watched  # noqa: E402
 
 PACKAGE = ROOT / "python" / "spac"
-CHECKS = ("facts", "build", "smoke", "patches")
-PARTS = (*CHECKS, "compare", "forms", "timeline", "budgets", "contexts")
+CHECKS = ("facts", "build", "smoke", "doors")
+PARTS = (*CHECKS, "full", "compare", "served", "forms", "other", "contexts", "budgets")
 """The parts in their order. Those behind the checks need the twins."""
+ON_REQUEST = ("probes", "patches", "timeline")
+"""Parts that answer nothing new after a first visit to a kind of card. --parts names them."""
 MACHINE = """uname -a; nproc; lscpu | grep -E "Model name|Core|Thread|Flags"; free -g; ulimit -l; df -h .
 nvidia-smi; nvidia-smi --query-gpu=pcie.link.gen.max,pcie.link.width.max,compute_cap --format=csv
 gcc --version; cmake --version; nvcc --version; ldconfig -p | grep libcublas; python3 --version"""
 """Commands that describe a machine. Each may fail."""
 TYPES = "q4_K,q6_K,f32,q8_0"
 """The weight types of the twins."""
+MODEL = "qwen3-30b-a3b"
 TWINS_BYTES = 24 << 30
-DECIDING = ("spac logistic, draft", "spac logistic, governor", "spac logistic, no draft",
-            "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe")  # fmt: skip
+DECIDING = ("spac logistic, no draft", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe")
 ELSEWHERE = ("spac logistic, no draft", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe --no-host")
-"""Parts of the names of bench.compare's rows, on the first budget and context and on the others."""
+"""Parts of the names of bench.compare's rows, on the first budgets and context and on the others. At 100 %
+llama.cpp has everything on the card."""
+SEVERAL = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from spac import demo
+from spac.config import EngineConfig
+from spac.engine import Engine
+
+config = EngineConfig(demo.TARGET, demo.DRAFT, device=sys.argv[1], slots="25%", parallel=4)
+with Engine(config) as engine, ThreadPoolExecutor(4) as pool:
+    for text in pool.map(lambda i: "".join(engine.generate(f"def function_{i}(", 64)), range(4)):
+        print(repr(text))
+"""
+"""Several texts at once from one engine, on the device that is named."""
+TEXT = "the sea was grey and a man walked along its edge counting boats that came home late "
+OTHER = "gpt-oss-20b"
+"""The model of the part `other`."""
 FORMS: dict[str, dict[str, str]] = {
     "in place": {},
     "by own kernels": {"SPAC_FORM": "exchange-kernels"},
     "by copies": {"SPAC_FORM": "no-in-place"},
     "scheduler beside": {"SPAC_FORM": "schedule-beside"},
+    "with 32 hardware queues": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
     "in place again": {},
 }
 """Forms of a step that a card has to judge, with the variables of each. The first comes again, because
@@ -130,13 +150,14 @@ class Visit:
 
     def visit(self) -> int:
         """Run the parts; return the exit code."""
-        twins = self.write_twins() if {*self.args.parts} - {*CHECKS} else None
+        wanted = {*self.args.parts} - {*CHECKS, "probes", "patches"}
+        twins = self.write_twins(wanted) if wanted else None
         try:
             for name in self.args.parts:
                 done = self.work / f"{name}.done"
                 if len(self.args.parts) == len(PARTS) and done.is_file():
                     continue
-                if twins and name not in CHECKS and not self.written(twins):
+                if twins and name in wanted and not self.written(twins):
                     self.failed.append("twins")
                     break
                 if self.left < 30:
@@ -156,11 +177,13 @@ class Visit:
         return int(bool(self.failed))
 
     def facts(self) -> bool:
-        """Describe the machine, and ask the driver for what spac relies on."""
+        """Describe the machine."""
         self.run("machine", 60, "sh", "-c", MACHINE)
-        if self.on_gpu:
-            self.run("probes", 220, sys.executable, ROOT / "bench" / "gpu_suite" / "probes.py", self.work)
         return True
+
+    def probes(self) -> bool:
+        """Ask the driver for what spac relies on."""
+        return self.run("probes", 220, sys.executable, ROOT / "bench" / "gpu_suite" / "probes.py", self.work)
 
     def build(self) -> bool:
         """Build spac and the unpatched library into the tree. Carried objects save compiling CUDA."""
@@ -185,21 +208,41 @@ class Visit:
         shutil.copytree(build / "spac", PACKAGE, dirs_exist_ok=True)
         return self.run("import", 60, sys.executable, "-c", "import spac; from spac import _core")
 
-    def write_twins(self) -> subprocess.Popen[bytes]:
-        """Start writing the twins, in memory where there is room for two, while the library is built."""
+    def write_twins(self, wanted: set[str]) -> subprocess.Popen[bytes]:
+        """Start writing the twins, in memory where there is room for all, while the library is built.
+
+        wanted: the parts, which say if a draft and the other model are written too.
+        """
         memory = Path("/dev/shm")
         roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * TWINS_BYTES
         folder = (memory if roomy or (memory / "spac-twins").is_dir() else self.work) / "spac-twins"
         folder.mkdir(exist_ok=True)
-        self.target, self.draft = (folder / f"{self.args.model}-{role}.gguf" for role in ("target", "draft"))
-        parts = [path.with_suffix(".part") for path in (self.target, self.draft)]
-        script = (  # what an earlier call left unfinished is written anew
-            '[ -f "$4" ] || { "$0" -m tools.twin "$5" "$1" --draft "$2" && mv "$1" "$3" && mv "$2" "$4"; }'
+        model = self.args.model
+        self.target, self.draft, self.other_target = (
+            folder / f"{model}-{role}.gguf" for role in ("target", "draft", "other")
         )
-        words = [sys.executable, *parts, self.target, self.draft, self.args.model]
+        jobs = [(model, [self.target, *([self.draft] if "timeline" in wanted else [])])]
+        jobs += [(OTHER if model == MODEL else model, [self.other_target])] if "other" in wanted else []
         with (self.out / "twins.txt").open("w") as log:
-            return subprocess.Popen(["sh", "-c", script, *map(str, words)], cwd=ROOT, env=self.environment,
+            script = "\n".join(f"({self.written_by(*job)}) &" for job in jobs)
+            ends = "wait; " + " && ".join(f"[ -f {path} ]" for _, paths in jobs for path in paths)
+            return subprocess.Popen(["sh", "-c", f"{script}\n{ends}"], cwd=ROOT, env=self.environment,
                                     stdout=log, stderr=log, process_group=0)  # fmt: skip
+
+    @staticmethod
+    def written_by(model: str, paths: list[Path]) -> str:
+        """Return the shell's command that writes a twin and its draft anew, unless they are there whole."""
+        parts = [path.with_suffix(".part") for path in paths]
+        words = [
+            sys.executable,
+            "-m",
+            "tools.twin",
+            model,
+            parts[0],
+            *(("--draft", *parts[1:]) * (len(parts) > 1)),
+        ]
+        moves = "".join(f" && mv {part} {path}" for part, path in zip(parts, paths, strict=True))
+        return f"[ -f {paths[-1]} ] || {{ {' '.join(map(str, words))}{moves}; }}"
 
     def written(self, twins: subprocess.Popen[bytes]) -> bool:
         """Return True if the twins are written before the call's time is over."""
@@ -221,15 +264,44 @@ class Visit:
         words = ["--types", TYPES, "--quick", "--device", self.args.device if self.on_gpu else "CPU"]
         return self.python("patches", 100, "bench.gpu_suite", self.out, *words)
 
-    def compared(self, name: str, seconds: float, *words: object) -> bool:
+    def doors(self) -> bool:
+        """Run the bundled pair, with its draft, through the doors that smoke does not open."""
+        folder, device = PACKAGE / "demo", self.args.device
+        pair = ["--target", folder / "target.gguf", "--draft", folder / "draft.gguf"]
+        served = ["--systems", "device", "--device", device, "--threads", min(4, self.threads[0])]
+        served += ["--counts", 1, 4, "--rounds", 1]
+        done = [
+            self.python("doctor", 60, "spac", "doctor", "--target", pair[1]),
+            self.python("run", 60, "spac.run", "--device", device, "-n", 96, "--temp", 0, "--stats", "json"),
+            self.run("several", 60, sys.executable, "-c", SEVERAL, device),
+            self.python("served pair", 60, "bench.parallel_servers", *pair, *served),
+        ]
+        return all(done)
+
+    def full(self) -> bool:
+        """Read a long prompt on a card that has little memory left."""
+        left = [1500, 700] if self.on_gpu else []
+        words = ["--target", self.target, "--device", self.args.device, "--threads", self.threads[0]]
+        words += ["--prompt", 256 if self.args.quick else 8192, "--left", *left]
+        return self.python("full", 120, "bench.gpu_suite.full_card", self.out / "full.json", *words)
+
+    def compared(self, name: str, seconds: float, *words: object, target: Path | None = None) -> bool:
         """Run bench.compare. Cells of earlier calls stay in the work folder."""
-        place, seconds = self.work / "compare", min(seconds, self.left - 10)
+        seconds = min(seconds, self.left - 10)
+        place = self.work / ("compare" if target is None else "compare-other")
         commit = self.carry / "commit"
         words += ("--commit", commit.read_text().strip()) if commit.is_file() else ()
         words += ("--quick",) if self.args.quick else ()
-        done = self.python(name, seconds, "bench.compare", place, "--target", self.target, "--draft",
-                           self.draft, "--device", self.args.device, "--seconds", int(seconds - 5),
-                           "--tokens", 128, "--texts", 4, "--threads", *self.threads, *words)  # fmt: skip
+        options = [
+            "--target",
+            target or self.target,
+            "--device",
+            self.args.device,
+            "--seconds",
+            int(seconds - 5),
+        ]
+        options += ["--tokens", 128, "--texts", 4, "--brief", "--threads", *self.threads]
+        done = self.python(name, seconds, "bench.compare", place, *options, *words)
         if (place / "compare.md").is_file():
             shutil.copy(place / "compare.md", self.out / f"{name}.md")
         return done
@@ -240,37 +312,62 @@ class Visit:
         cores = os.cpu_count() or 1
         return sorted({max(1, cores - 2), cores})
 
+    def short(self, n: int) -> int:
+        """Return the tokens of a prompt, fewer where little of everything is asked for."""
+        return min(n, 64) if self.args.quick else n
+
     def compare(self) -> bool:
-        """Measure spac beside llama.cpp in the deciding rows."""
-        return self.compared("compare", 400, "--budgets", "17%", "--contexts", 64 if self.args.quick else 512,
+        """Measure spac beside llama.cpp in the deciding rows, and with everything on the card."""
+        return self.compared("compare", 240, "--budgets", "17%", "100%", "--contexts", self.short(512),
                              "--only", *DECIDING)  # fmt: skip
 
     def budgets(self) -> bool:
-        """Measure other shares of the experts. At 100 % it is the cost of the split itself."""
-        shares = ("100%",) if self.args.quick else ("100%", "10%", "25%", "50%")
-        return self.compared("budgets", 300, "--brief", "--budgets", *shares, "--contexts",
-                             64 if self.args.quick else 512, "--only", *ELSEWHERE)  # fmt: skip
+        """Measure other shares of the experts."""
+        shares = ("50%",) if self.args.quick else ("50%", "25%", "10%")
+        return self.compared("budgets", 200, "--budgets", *shares, "--contexts", self.short(512),
+                             "--only", *ELSEWHERE)  # fmt: skip
 
     def contexts(self) -> bool:
         """Measure long prompts."""
-        return self.compared("contexts", 360, "--brief", "--budgets", "17%", "--contexts",
-                             128 if self.args.quick else 4096, "--only", *ELSEWHERE)  # fmt: skip
+        return self.compared("contexts", 200, "--budgets", "17%", "--contexts", self.short(4096),
+                             "--only", *ELSEWHERE)  # fmt: skip
+
+    def other(self) -> bool:
+        """Measure another model."""
+        return self.compared("other", 160, "--budgets", "25%", "--contexts", self.short(512),
+                             "--only", *ELSEWHERE, target=self.other_target)  # fmt: skip
+
+    def served(self) -> bool:
+        """Measure clients of the server, which runs on llama.cpp's loop, and one text of the session."""
+        done = []
+        for share in ("17%", "100%"):
+            name = f"served {share.strip('%')}"
+            text = ["--prompt", "0 " + TEXT * 12, "-n", self.short(128), "--temp", 0, "--ignore-eos"]
+            text += ["--threads", self.threads[0], "--stats", "json"]
+            done.append(self.generated(name.replace("served", "alone"), *text, slots=share))
+            words = ["--systems", "device", "--device", self.args.device, "--slots", share, "--context", 2560]
+            words += ["--target", self.target, "--threads", self.threads[0], "--counts", 1, 4, "--rounds", 2]
+            words += ["--words", self.short(200), "--tokens", self.short(128), "--requests", 1]
+            words += ["--out", self.out / f"{name.replace(' ', '-')}.md"]
+            done.append(self.python(name, 90, "bench.parallel_servers", *words))
+        return all(done)
 
     def forms(self) -> bool:
         """Time the steps of each form on the same text. The statistics of each are in its file."""
         words = ["-n", 256, "--temp", 0, "--seed", 1, "--threads", self.threads[0], "--stats", "json"]
+        words += ["--prompt", "a"]
         done = [self.generated(f"form {name}", *words, **variables) for name, variables in FORMS.items()]
         return all(done)
 
-    def generated(self, name: str, *words: object, **variables: str) -> bool:
-        """Generate a text with 17 % of the experts in slots."""
-        place = ["--target", self.target, "--device", self.args.device, "--slots", "17%", "--prompt", "a"]
+    def generated(self, name: str, *words: object, slots: str = "17%", **variables: str) -> bool:
+        """Generate a text with that share of the experts in slots."""
+        place = ["--target", self.target, "--device", self.args.device, "--slots", slots]
         return self.python(name, 60, "spac.run", *place, *words, **variables)
 
     def timeline(self) -> bool:
         """Trace a short text with a draft, to see what overlaps (ui.perfetto.dev shows it)."""
         path = self.work / "timeline.json"
-        words = ["--draft", self.draft, "-n", 24, "--temp", 0, "--timeline", path]
+        words = ["--prompt", "a", "--draft", self.draft, "-n", 24, "--temp", 0, "--timeline", path]
         done = self.generated("timeline", *words)
         if path.is_file():
             (self.out / "timeline.json.gz").write_bytes(gzip.compress(path.read_bytes(), 6))
@@ -285,9 +382,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--carry", type=Path, default=ROOT / "build" / "carry", help="what pack.py made")
     add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later calls go on from")
     add("--device", default="CUDA0", help="CUDA0, …; simulated to rehearse without a GPU")
-    add("--model", default="qwen3-30b-a3b", help="a name of tools.twin's; tiny to rehearse")
-    add("--seconds", type=float, default=1700, help="of this call")
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="these parts only")
+    add("--model", default=MODEL, help="a name of tools.twin's; tiny to rehearse")
+    add("--seconds", type=float, default=590, help="of this call")
+    add("--parts", nargs="+", choices=(*PARTS, *ON_REQUEST), default=PARTS, help="these parts only")
     add("--quick", action="store_true", help="little of everything, to rehearse")
     return Visit(parser.parse_args(argv)).visit()
 

@@ -30,7 +30,8 @@ from tools.patches import source  # noqa: E402
 LIMIT = 64 << 20
 """Bytes that travel, with the tree."""
 MODULES = ("cffi", "pycparser", "gguf", "tqdm", "pyyaml", "pybind11", "jinja2", "markupsafe", "diskcache",
-           "typing_extensions", "ninja")  # fmt: skip
+           "typing_extensions", "ninja", "uvicorn", "starlette", "sse-starlette", "anyio", "sniffio", "idna",
+           "h11", "click", "prometheus-client", "markdown-it-py", "mdurl", "pygments")  # fmt: skip
 """Distributions that the machine may lack. It has to have numpy."""
 UNUSED = ("cann", "et", "hexagon", "hip", "metal", "musa", "opencl", "openvino", "sycl", "virtgpu", "vulkan",
           "webgpu", "zdnn", "zendnn")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import random
@@ -31,6 +32,14 @@ def step_between(before: Moment, after: Moment) -> Step:
     return Step(calls, sizes, streams, stats, dict(counts.kernels))
 
 
+def take_all_but(left: int) -> None:
+    """Take the card's memory until so many bytes are left."""
+    card = ctypes.CDLL("libcuda.so.1")
+    free, total, at = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+    card.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    card.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(max(0, free.value - left)))
+
+
 def run(job: Job) -> Result:
     from spac import _core
     from spac.config import EngineConfig, SamplingConfig
@@ -56,6 +65,10 @@ def run(job: Job) -> Result:
 
         engine.events.after_step.append(after_step)
         sampling = SamplingConfig(temp=0, ignore_eos=True)
+        if job.left is not None:  # what a text of single tokens captures stays
+            for _ in engine.generate(SENTENCE, job.tokens, sampling=sampling):
+                pass
+            take_all_but(job.left)
         text = "".join(engine.generate(SENTENCE * job.sentences, job.tokens, sampling=sampling))
         memory, n_layers, notes = experts.host_memory, len(experts.layers), engine.notes
         hits = {device.name: device.activations_hit for device in experts.devices}

@@ -1,5 +1,5 @@
 // The driver: stream memory operations, and queries about them. Programs ask the runtime for these functions by name,
-// or find them in libcuda.so.1, which is this library's name.
+// or find them in libcuda.so.1, which is this library's name. virtual_memory.cpp has the calls for virtual memory.
 #include "runtime.h"
 #include "settings.h"
 #include "stream.h"
@@ -79,6 +79,9 @@ CUresult device_attribute(int * value, CUdevice_attribute attribute, CUdevice) {
         break;
     case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
         *value = settings().read_only;
+        break;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+        *value = settings().vmm;
         break;
     default:
         *value = 0;
@@ -195,3 +198,5 @@ PRETEND_API CUresult cuDriverGetVersion(int * version) {
 PRETEND_API CUresult cuDeviceGetAttribute(int * value, CUdevice_attribute attribute, CUdevice device) {
     return device_attribute(value, attribute, device);
 }
+
+PRETEND_API CUresult cuGetErrorString(CUresult error, const char ** text) { return error_name(error, text); }

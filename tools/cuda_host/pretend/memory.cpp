@@ -43,14 +43,20 @@ RangePtr make(Range::Where where, char * base, size_t size, char * backing) {
     return range;
 }
 
-// A page that nobody may touch lies behind the memory, at both addresses.
-bool map_device(Books & b, size_t bytes, char *& base, char *& backing) {
+// A page that nobody may touch lies behind the addresses, here and at the card's.
+char * reserve(Books & b, size_t bytes) {
     const Window & window = device_window();
     if (pages(bytes) + pages(1) > window.size - b.mapped) {
-        return false;
+        return nullptr;
     }
-    base    = window.base + b.mapped;
-    backing = base + window.offset;
+    char * const base = window.base + b.mapped;
+    b.mapped += pages(bytes) + pages(1);
+    return base;
+}
+
+// Puts memory where the card works with the bytes of these addresses.
+bool back(char * base, size_t bytes) {
+    char * const backing = base + device_window().offset;
     if (mmap(backing, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
              0) == MAP_FAILED) {
         return false;
@@ -58,8 +64,13 @@ bool map_device(Books & b, size_t bytes, char *& base, char *& backing) {
     if (settings().poison) {
         std::memset(backing, 0xFF, bytes);
     }
-    b.mapped += pages(bytes) + pages(1);
     return true;
+}
+
+RangePtr make_on_device(int card, char * base, size_t bytes) {
+    RangePtr range = make(Range::Where::device, base, bytes, base + device_window().offset);
+    range->card    = card;
+    return range;
 }
 
 bool overlaps(const Books & b, const char * base, size_t size) {
@@ -72,7 +83,7 @@ bool overlaps(const Books & b, const char * base, size_t size) {
 const Window & device_window() {
     static const Window one = [] {
         Window window;
-        window.size   = size_t{1} << 40;
+        window.size   = size_t{1} << 44;
         void * both   = mmap(nullptr, 2 * window.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         window.base   = both == MAP_FAILED ? nullptr : static_cast<char *>(both);
         window.size   = both == MAP_FAILED ? 0 : window.size;
@@ -111,15 +122,50 @@ void * device_alloc(int card, size_t bytes) {
     const std::lock_guard lock(b.mutex);
     constexpr size_t      grain = size_t{512}; // a card rounds up more where it must
     const size_t          size  = (bytes + grain - 1) / grain * grain;
-    char *                base = nullptr, *backing = nullptr;
-    if (size == 0 || size > settings().memory - b.device.at(card) || !map_device(b, size, base, backing)) {
+    if (size == 0 || size > settings().memory - b.device.at(card)) {
+        return nullptr;
+    }
+    char * const base = reserve(b, size);
+    if (base == nullptr || !back(base, size)) {
         return nullptr;
     }
     b.device.at(card) += size;
-    RangePtr & range = b.ranges[base];
-    range            = make(Range::Where::device, base, size, backing);
-    range->card      = card;
+    b.ranges[base] = make_on_device(card, base, size);
     return base;
+}
+
+void * device_reserve(size_t bytes) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    return reserve(b, bytes);
+}
+
+bool device_take(int card, size_t bytes) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    if (bytes == 0 || bytes > settings().memory - b.device.at(card)) {
+        return false;
+    }
+    b.device.at(card) += bytes;
+    return true;
+}
+
+bool device_map(int card, char * base, size_t bytes) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    if (!back(base, bytes)) {
+        return false;
+    }
+    const auto after = b.ranges.upper_bound(base);
+    if (after != b.ranges.begin()) {
+        const RangePtr & before = std::prev(after)->second;
+        if (before->base + before->size == base) {
+            before->size += bytes;
+            return true;
+        }
+    }
+    b.ranges[base] = make_on_device(card, base, bytes);
+    return true;
 }
 
 void * pinned_alloc(size_t bytes) {

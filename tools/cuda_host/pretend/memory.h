@@ -13,14 +13,14 @@ namespace pretend {
 struct Range {
     enum class Where { device, pinned, registered };
 
-    Where             where;
-    char *            base;
-    size_t            size;
-    char *            backing;       // the address where the bytes can be touched
-    int               card      = 0; // of device memory
-    bool              read_only = false;
-    std::atomic<int>  in_use{0}; // operations under way that touch the range
-    std::atomic<bool> gone{false};
+    Where               where;
+    char *              base;
+    std::atomic<size_t> size;
+    char *              backing;       // the address where the bytes can be touched
+    int                 card      = 0; // of device memory
+    bool                read_only = false;
+    std::atomic<int>    in_use{0}; // operations under way that touch the range
+    std::atomic<bool>   gone{false};
 
     bool   holds(const void * p, size_t n) const;
     char * at(const void * p) const { return backing + (static_cast<const char *>(p) - base); }
@@ -42,6 +42,14 @@ const Window & device_window();
 
 // Allocates memory of a card, zeroed, or full of NaNs where POISON is set. Returns null when none is left.
 void * device_alloc(int card, size_t bytes);
+// Reserves addresses of device memory, on whole pages. They have no memory yet, and are never reused. Returns null when
+// none are left.
+void * device_reserve(size_t bytes);
+// Takes memory of a card without an address; false when none is left.
+bool device_take(int card, size_t bytes);
+// Gives memory that was taken an address behind those of the range that ends there, or of a new range.
+bool device_map(int card, char * base, size_t bytes);
+
 // Allocates pinned host memory. Returns null when no more may be pinned.
 void * pinned_alloc(size_t bytes);
 // Returns null when the memory is registered already, in part or wholly.

@@ -16,7 +16,7 @@ namespace {
 // A card waits for all work that it has queued before it frees memory. Pinned memory is every card's.
 void settle(Kind kind, const RangePtr & range) {
     const int64_t start = now_ns();
-    const size_t  bytes = range ? range->size : 0;
+    const size_t  bytes = range ? range->size.load() : 0;
     synchronize_card(range && range->where == Range::Where::device ? range->card : all_cards);
     count(kind, legacy_stream, bytes, now_ns() - start);
 }
@@ -253,7 +253,7 @@ PRETEND_API cudaError_t cudaHostRegister(void * p, size_t bytes, unsigned int fl
 
 PRETEND_API cudaError_t cudaHostUnregister(void * p) {
     const RangePtr known = find(p);
-    count(Kind::host_unregister, legacy_stream, known ? known->size : 0);
+    count(Kind::host_unregister, legacy_stream, known ? known->size.load() : 0);
     if (known != nullptr && known->in_use > 0) {
         misuse("host memory is unregistered while %d queued operations use it", known->in_use.load());
     }

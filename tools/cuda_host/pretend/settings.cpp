@@ -31,6 +31,7 @@ const Settings & settings() {
         /* .registers  = */ number("REGISTER", 1) != 0,
         /* .read_only  = */ number("READ_ONLY", 1) != 0,
         /* .mem_ops    = */ number("MEM_OPS", 1) != 0,
+        /* .vmm        = */ number("VMM", 1) != 0,
         /* .event_query = */ number("EVENT_QUERY", 1) != 0,
         /* .implicit   = */ static_cast<int>(number("IMPLICIT", 0)),
         /* .check      = */ number("CHECK", 1) != 0,

@@ -18,6 +18,7 @@ struct Settings {
     bool        registers;     // REGISTER=0: host memory cannot be registered
     bool        read_only;     // READ_ONLY=0: host memory cannot be registered as read-only
     bool        mem_ops;       // MEM_OPS=0: streams cannot write or wait for values
+    bool        vmm;           // VMM=0: the driver has no virtual memory
     bool        event_query;   // EVENT_QUERY=0: the driver answers questions about events with an error
     int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card
     bool        check;         // CHECK=0: kernels' pointers are not looked up
