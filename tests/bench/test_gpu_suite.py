@@ -171,7 +171,7 @@ def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: p
             return name not in wrong
 
         monkeypatch.setattr(figures.Visit, name, part)
-    monkeypatch.setattr(figures.Visit, "write_twins", lambda _: subprocess.Popen(["true"], process_group=0))
+    monkeypatch.setattr(figures.Visit, "write_twins", lambda *_: subprocess.Popen(["true"], process_group=0))
     assert visit(tmp_path) == 1
     assert ran == list(figures.PARTS)
     assert "failed: forms\n" in (tmp_path / "out" / "figures.txt").read_text()
@@ -184,7 +184,7 @@ def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: p
     assert visit(tmp_path, "--parts", "smoke", "compare") == 1
     assert ran == ["smoke", "compare"]
     (tmp_path / "work" / "smoke.done").unlink()
-    (tmp_path / "work" / "timeline.done").unlink()
+    (tmp_path / "work" / "contexts.done").unlink()
     ran.clear()
     assert visit(tmp_path) == 1
     assert ran == ["smoke"]

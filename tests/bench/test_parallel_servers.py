@@ -21,6 +21,8 @@ def test_clients_of_a_server() -> None:
         rounds=1,
         threads=1,
         draft=None,
+        slots=None,
+        context=None,
     )
     [found] = measured(2, args)
     figures = found["simulated"]

@@ -52,17 +52,29 @@ def test_it_is_the_fewest_tokens_for_which_the_cpu_takes_longer(one, other, laye
 
 
 def test_the_numbers_of_a_usual_machine():
-    """By hand, 128 * 2.5 < 128 + 0.8 n holds from n = 241 on. There are 128 experts, 8 for each token, and
+    """By hand, 128 * 2.5 < 128 + 2.4 n holds from n = 81 on. There are 128 experts, 8 for each token, and
     from some dozens of tokens on nearly all are wanted. Copying takes 2.5 times an expert's reading, and a
-    pair takes a tenth of it."""
+    pair takes 0.3 of it."""
     layers = [Layer(128, 8, 0)] * 3
     costs = Costs.guessed(layers)
-    assert worth_it(costs, layers, 0.0, 512, 512) == 241
-    assert worth_it(costs, layers, 0.25, 512, 512) == 241  # residents drop out on both sides
-    assert worth_it(costs, layers, 0.0, 512, 128) == 0
-    assert worth_it(costs, layers, 0.0, 128, 8192) < 241  # each graph that is split reads its experts
+    assert worth_it(costs, layers, 0.0, 512, 512) == 81
+    assert worth_it(costs, layers, 0.25, 512, 512) == 81  # residents drop out on both sides
+    assert worth_it(costs, layers, 0.0, 512, 64) == 0
+    assert worth_it(costs, layers, 0.0, 64, 8192) < 81  # each graph that is split reads its experts
     fast = costs_of(replace(costs.experts[0], upload_s=0.0, device_expert_s=0.0))
     assert worth_it(fast, layers, 0.0, 512, 512) == StreamBatch.LEAST
+
+
+def test_steps_of_single_tokens_do_not_hide_what_a_prompt_computes():
+    """On an H100's host, the fit of a layer's fixed time, reading and computing put most of the 49 µs an
+    expert into the fixed time. Prompts of 512 tokens were split for 2.6 s, and streamed in 0.3 s."""
+    learned = ExpertCosts(
+        cpu_layer_s=70e-6, cpu_expert_s=12e-6, cpu_pair_s=1.2e-6, cpu_pair_only_s=49e-6, device_expert_s=3e-6,
+        upload_s=120e-6, upload_busy_s=120e-6,
+    )  # fmt: skip
+    layers, costs = [Layer(128, 8, 0)] * 48, costs_of(learned)
+    assert split_s(costs, layers, 0.17, 512) == pytest.approx(2.6, rel=0.1)
+    assert worth_it(costs, layers, 0.17, 512, 8192) < 100
 
 
 class Slots:
@@ -90,14 +102,14 @@ def test_it_follows_the_costs_and_not_their_noise():
         streams.update(costs_of(replace(unit, upload_s=unit.upload_s * link)))
         return streams.tokens
 
-    assert update(1.0) == 241
-    assert update(1.05) == 241
-    assert "241" in streams.note
-    assert update(1.2) == 321
-    assert update(3.0) == 0
+    assert update(1.0) == 81
+    assert update(1.05) == 81
+    assert "81" in streams.note
+    assert update(1.2) == 107
+    assert update(9.0) == 0
     assert "split" in streams.note
-    assert update(1.0) == 241
-    assert experts.lengths == [241, 321, 0, 241]
+    assert update(1.0) == 81
+    assert experts.lengths == [81, 107, 0, 81]
 
 
 def test_a_number_is_that_number():
@@ -144,7 +156,7 @@ def test_the_statistics_say_what_is_in_force(tiny_model):
         generation = engine.generate(text, 2)
         "".join(generation)
         stats = generation.stats
-        assert stats.stream_batch == expected > StreamBatch.LEAST
+        assert stats.stream_batch == expected >= StreamBatch.LEAST
         assert stats.prompt_tokens > expected
         assert stats.bytes_moved["prompt_uploads"] > 0
         assert sum(str(expected) in note for note in engine.notes) == 1

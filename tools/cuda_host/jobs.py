@@ -31,7 +31,7 @@ class Job:
     changing_slots: bool = False  # another number of slots at every fourth step
     sentences: int = 1  # sentences of the prompt, about 14 tokens each
     tokens: int = 40
-    left: int | None = None  # bytes of the card that are left for a second text, None: there is one text
+    left: int | None = None  # bytes of the card that are left for a second text; None: there is one text
     masked: bool = True  # the device reads ids masks, as after bench/gpu_suite
     ahead: bool = True  # launches ahead of the host, where the device can
     exchanged: bool = False  # spac's own kernels hand over, instead of ggml's

@@ -65,11 +65,15 @@ def run(job: Job) -> Result:
 
         engine.events.after_step.append(after_step)
         sampling = SamplingConfig(temp=0, ignore_eos=True)
-        if job.left is not None:  # what a text of single tokens captures stays
-            for _ in engine.generate(SENTENCE, job.tokens, sampling=sampling):
-                pass
+        prompt = SENTENCE * job.sentences
+        if job.left is not None:  # what an equally long text of small graphs captures stays
+            for n in range(2, job.sentences + 1, 2):
+                tokens = job.tokens if n + 2 > job.sentences else 1
+                for _ in engine.generate(SENTENCE * n, tokens, sampling=sampling):
+                    pass
+            prompt = "Then " + prompt
             take_all_but(job.left)
-        text = "".join(engine.generate(SENTENCE * job.sentences, job.tokens, sampling=sampling))
+        text = "".join(engine.generate(prompt, job.tokens, sampling=sampling))
         memory, n_layers, notes = experts.host_memory, len(experts.layers), engine.notes
         hits = {device.name: device.activations_hit for device in experts.devices}
     steps = [step_between(a, b) for a, b in itertools.pairwise(moments)]

@@ -6,13 +6,19 @@ few tokens as for many. For a graph of n tokens, with r of a layer's N experts r
 token:
 
     T_stream   = max(upload_s · (N - r), device_expert_s · N)
-    T_split(n) = T_cpu of k n (1 - r/N) activations of (N - r) (1 - (1 - k/N)^n) distinct experts
+    T_split(n) = cpu_pair_only_s · (d + 0.3 a), where the CPU computes
+                 a = k n (1 - r/N) activations of d = (N - r) (1 - (1 - k/N)^n) distinct experts
 
-Both are summed over the layers; T_cpu is that of `ExpertCosts`. More tokens than the context's own graphs
-have are split in several such graphs, each of which reads its experts. The formula draws each token's experts
-uniformly, which is the worst case for the CPU. From some dozens of tokens on, nearly every expert is used in
-any case. The unit times are those that every step and every copy correct (`spac.costs`). Nothing is measured
-for prompts alone.
+Both are summed over the layers. More tokens than the context's own graphs have are split in several such
+graphs, each of which reads its experts. The formula draws each token's experts uniformly, which is the worst
+case for the CPU. From some dozens of tokens on, nearly every expert is used in any case. The unit times are
+those that every step and every copy correct (`spac.costs`). Nothing is measured for prompts alone.
+
+Steps of a single token do not tell the time of reading an expert from that of computing with it, or from a
+layer's fixed time: `ExpertCosts.cpu_s` learns their sum. So a prompt's time is not computed with it. Here an
+expert's time in a step counts as the time of reading it, and computing with it for one more token takes 0.3
+of that. The share was 0.28 on the 16 cores of an H100's host, and 0.3 to 0.4 on one core each of two
+others (bench/results/h100, bench/results/expert-rows.json).
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ from spac.costs import Costs
 if TYPE_CHECKING:
     import spac._core as _core
 
+_COMPUTED = 0.3
+"""The time in which the CPU computes with an expert for one token, as a share of the time to read it."""
 _SETTLED = 0.2  # A relative change of the threshold by less does not justify preparing the graphs again.
 
 
@@ -46,7 +54,8 @@ def split_s(costs: Costs, layers: Sequence[_core.LayerInfo], resident: float, n_
     for layer in layers:
         k, n = layer.n_used or 1, layer.n_expert
         distinct = n * (1 - (1 - min(1.0, k / n)) ** n_tokens)
-        total += costs.experts[layer.pool].cpu_s(k * n_tokens * (1 - resident), distinct * (1 - resident))
+        work = distinct + _COMPUTED * k * n_tokens
+        total += costs.experts[layer.pool].cpu_pair_only_s * work * (1 - resident)
     return total
 
 
