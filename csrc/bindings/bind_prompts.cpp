@@ -46,23 +46,27 @@ void bind_prompts(py::module_ & m) {
     py::class_<ImagePrompt, std::shared_ptr<ImagePrompt>>(m, "ImagePrompt", "A prompt with images.")
         .def_property_readonly("tokens",
                                [](const ImagePrompt & prompt) { return spac::bindings::copy_of(prompt.tokens); })
-        .def_readonly("n_images", &ImagePrompt::n_images);
+        .def_readonly("n_images", &ImagePrompt::n_images)
+        .def_property_readonly("text", [](const ImagePrompt & prompt) { return py::bytes(prompt.text); })
+        .def_property_readonly("files", [](const ImagePrompt & prompt) {
+            return std::vector<py::bytes>(prompt.files.begin(), prompt.files.end());
+        });
     py::class_<Projector, std::shared_ptr<Projector>>(m, "Projector", "What lets a model see images.")
-        .def(py::init([](const py::bytes & path, std::uintptr_t model, const std::string & device, int n_threads,
-                         int image_min_tokens, int image_max_tokens, const std::string & marker) {
+        .def(py::init([](const py::bytes & path, std::uintptr_t model, const std::string & device,
+                         const std::string & marker, int n_threads, int image_min_tokens, int image_max_tokens) {
                  spac::ProjectorConfig config;
                  config.path             = path;
                  config.model            = reinterpret_cast<void *>(model);
                  config.device           = device;
+                 config.marker           = marker;
                  config.n_threads        = n_threads;
                  config.image_min_tokens = image_min_tokens;
                  config.image_max_tokens = image_max_tokens;
-                 config.marker           = marker;
                  const py::gil_scoped_release release;
                  return std::make_shared<Projector>(config);
              }),
-             py::arg("path"), py::arg("model"), py::arg("device") = "", py::kw_only(), py::arg("n_threads") = 4,
-             py::arg("image_min_tokens") = -1, py::arg("image_max_tokens") = -1, py::arg("marker") = "")
+             py::arg("path"), py::arg("model"), py::arg("device") = "", py::kw_only(), py::arg("marker"),
+             py::arg("n_threads") = 4, py::arg("image_min_tokens") = -1, py::arg("image_max_tokens") = -1)
         .def_property_readonly("marker", &Projector::marker)
         .def(
             "tokenize",

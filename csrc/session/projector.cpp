@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <random>
 #include <sstream>
 #include <utility>
 
@@ -46,13 +45,6 @@ std::string take_fault() {
     }
     text = text.substr(0, text.find('\n'));
     return text.empty() ? "no reason given" : text;
-}
-
-std::string random_marker() {
-    std::random_device random;
-    std::ostringstream text;
-    text << "<__image_" << std::hex << random() << random() << "__>";
-    return text.str();
 }
 
 std::string name_of(size_t index, size_t count) {
@@ -159,8 +151,7 @@ const ImagePiece * ImagePrompt::piece(int32_t placeholder) const {
     return nullptr;
 }
 
-Projector::Projector(const ProjectorConfig & config)
-    : marker_(config.marker.empty() ? random_marker() : config.marker) {
+Projector::Projector(const ProjectorConfig & config) : marker_(config.marker) {
     if (config.model == nullptr) {
         throw InputError("a projector needs a model, got a null pointer");
     }
@@ -196,6 +187,8 @@ ImagePrompt Projector::tokenize(const std::string & text, const std::vector<std:
     ImagePrompt                prompt;
     std::map<std::string, int> n_seen;
     prompt.n_images = static_cast<int>(images.size());
+    prompt.text     = text;
+    prompt.files    = images;
     for (size_t i = 0; i < chunks.size(); ++i) {
         const auto * const chunk = chunks[i];
         if (mtmd_input_chunk_get_type(chunk) == MTMD_INPUT_CHUNK_TYPE_TEXT) {

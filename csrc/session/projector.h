@@ -51,7 +51,7 @@ struct ProjectorConfig {
     int         n_threads        = 4;
     int         image_min_tokens = -1; // for models that choose an image's size; -1: the file's
     int         image_max_tokens = -1;
-    std::string marker; // what stands for an image; empty: a text that is different in every process
+    std::string marker; // what stands for an image in a prompt's text
 };
 
 struct ImagePiece; // a part of an image, ready to be encoded
@@ -61,6 +61,8 @@ struct ImagePrompt {
     std::vector<int32_t>                           tokens; // an image's are placeholders
     std::vector<std::shared_ptr<const ImagePiece>> pieces; // in their order
     int                                            n_images = 0;
+    std::string                                    text; // the one that was read, and the images' files
+    std::vector<std::string>                       files;
 
     // Returns the piece that these placeholders stand for, or null.
     const ImagePiece * piece(int32_t placeholder) const;
@@ -72,8 +74,7 @@ class Projector : NotCopied {
     explicit Projector(const ProjectorConfig & config);
     ~Projector();
 
-    // Returns the text that stands for an image in a prompt's text. It is different in every process, so that no
-    // message of a user holds it.
+    // Returns the text that stands for an image in a prompt's text.
     const std::string & marker() const { return marker_; }
     const ImageTable &  table() const { return table_; }
     // Returns llama.cpp's object, for code that uses it without a session.

@@ -979,6 +979,12 @@ class ImagePrompt:
         """The tokens [n] of text and images. An image's are equal negative numbers, one for each place."""
     @property
     def n_images(self) -> int: ...
+    @property
+    def text(self) -> bytes:
+        """The text that was read, in which the projector's marker stands for each image."""
+    @property
+    def files(self) -> list[bytes]:
+        """The images' files."""
 
 class Projector:
     """The projector of a model that sees (mtmd): it makes embeddings of images."""
@@ -989,21 +995,21 @@ class Projector:
         model: int,
         device: str = "",
         *,
+        marker: str,
         n_threads: int = 4,
         image_min_tokens: int = -1,
         image_max_tokens: int = -1,
-        marker: str = "",
     ) -> None:
         """Load a projector's file for a model, which is given as the address of a llama_model.
 
         Free the projector before the model. It computes on the device of this name, or on the CPU without
         one. The limits of an image's tokens apply to models that choose an image's size; -1 means the file's.
-        `marker` stands for an image in prompts; "" makes one.
+        `marker` stands for an image in prompts.
         Raise InputError if the file is no projector, another model's, or one for sound.
         """
     @property
     def marker(self) -> str:
-        """The text that stands for an image in the text of a prompt. It is different in every process."""
+        """The text that stands for an image in the text of a prompt."""
     def tokenize(self, text: bytes, images: Sequence[bytes]) -> ImagePrompt:
         """Return the prompt of a text in which the marker stands for each image.
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,22 @@ def test_the_same_text_and_logits_as_without_spac(name, files, expected):
         again = said(engine, PROMPT, IMAGES)
         assert again == tokens
         assert engine.session.n_reused > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_text_beside_others(name, files, expected):
+    """Three read the prompt with images, and one a text, in three places."""
+    tokens, _ = expected[name]
+    with opened(files[name]) as engine:
+        text = "".join(engine.generate("def f(", N))
+    with opened(files[name], parallel=3) as engine, ThreadPoolExecutor(4) as pool:
+        plain = pool.submit(lambda: "".join(engine.generate("def f(", N)))
+        found = list(pool.map(lambda _: said(engine, PROMPT, IMAGES), range(3)))
+        assert found == [tokens] * 3
+        assert plain.result() == text
+        broken = engine.image_prompt(b"\xff ".decode("utf-8", "surrogateescape") + PROMPT, IMAGES)
+        with pytest.raises(InputError, match="must be text in UTF-8"):
+            "".join(engine.generate(broken, 2))
 
 
 def test_what_an_image_shows_matters(files):

@@ -215,18 +215,22 @@ print(len([next(each) for each in generations]))
     assert (run.returncode, run.stdout, run.stderr) == (0, "2\n", "")
 
 
-def test_what_needs_one_generation_at_a_time(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="mmproj: images need"):
-        config(parallel=2, mmproj="any.gguf")
-    assert config(parallel=2, draft_type="draft-mtp").draft_types == ()
+def test_what_needs_one_generation_at_a_time() -> None:
     with pytest.raises(InputError, match="one generation at a time has it"):
         Engine(config(parallel=2, deterministic=True))
     with pytest.raises(InputError, match="parallel must be from 1 to 64, or -1"):
         config(parallel=0)
+
+
+@pytest.mark.parametrize("draft_type", [None, "ngram-simple"])
+def test_a_model_that_keeps_a_state_has_places(tmp_path: Path, draft_type: str | None) -> None:
     path = write_lfm2(tmp_path / "lfm2.gguf")
-    with Engine(config(path, parallel=2, device="cpu")) as engine:
-        assert engine.loop is None
-        assert "--parallel 2: not used, for lfm2.gguf keeps a state that cannot go back" in engine.notes
+    options = {"device": "cpu", "draft_type": draft_type}
+    with Engine(config(path, **options)) as engine:
+        alone = ["".join(engine.generate(prompt, 20)) for prompt in PROMPTS]
+    with Engine(config(path, parallel=3, **options)) as engine:
+        assert texts(engine, PROMPTS, 20) == alone
+        assert not any("--parallel" in note for note in engine.notes)
 
 
 @pytest.mark.parametrize(
@@ -246,25 +250,16 @@ def test_auto_is_as_many_as_the_context_allows(options: dict[str, Any], n: int) 
 
 def test_auto_is_one_for_what_needs_it(tmp_path: Path) -> None:
     """An option that needs the context for one generation gets it, and a line says so."""
-    for options, why in (
-        ({"mmproj": "any.gguf"}, "images"), ({"deterministic": True}, "--deterministic"),
-        ({"draft_type": "draft-mtp"}, "draft-mtp drafts for one"),
-        ({"draft_type": "self"}, "self drafts for one"),
-        ({"scheduler": "sp-moe", "draft": demo.DRAFT}, "scheduler sp-moe"),
-    ):  # fmt: skip
-        one = config(**{"parallel": -1, **options})
-        assert one.n_parallel == 1
-        assert one.needs_one.startswith(why)
     with Engine(config(parallel=-1, deterministic=True)) as engine:
         assert engine.loop is None
         assert any(note.startswith("one generation at a time, for --deterministic") for note in engine.notes)
+    for options in ({"mmproj": "any.gguf"}, {"draft_type": "draft-mtp"}, {"scheduler": "sp-moe"}):
+        assert config(parallel=-1, **options).n_parallel == 4
     path = write_lfm2(tmp_path / "lfm2.gguf")
     with closing(Llama(str(path), parallel=-1, n_ctx=2048, n_threads=1, verbose=False)) as llama:
         assert llama("a b", max_tokens=2)["usage"]["completion_tokens"] == 2
-        assert (
-            "one generation at a time, for lfm2.gguf keeps a state that cannot go back (--parallel)"
-            in llama.notes
-        )
+        assert llama.engine is not None
+        assert llama.engine.n_sequences == 4
 
 
 def test_a_scheduler_sees_the_end_of_each_prompt(

@@ -279,8 +279,6 @@ class EngineConfig(ContextConfig):
             raise InputError(f"miss {self.miss} goes by when slots are free, which --deterministic excludes")
         if self.parallel == 0:
             raise InputError("parallel must be from 1 to 64, or -1 for as many as fit, not 0")
-        if self.n_parallel > 1 and self.mmproj is not None and not self.is_served:
-            raise InputError("mmproj: images need the context for one generation: leave out --parallel")
         if self.lookahead and self.deterministic:
             raise InputError("lookahead loads while a step runs, which --deterministic excludes")
 
@@ -343,43 +341,14 @@ class EngineConfig(ContextConfig):
         """The ways to draft, with defaults resolved; empty without speculation."""
         if self.longest_draft == 0:
             return ()
-        return () if self.lone_drafts else self._named_drafts
-
-    @property
-    def _named_drafts(self) -> tuple[str, ...]:
         if self.draft_type is None:
             return ("draft-simple",) if self.draft is not None else ()
         return tuple(name for name in self.draft_type if name != "none")
 
     @property
-    def lone_drafts(self) -> tuple[str, ...]:
-        """The ways to draft that are given up, because they draft for one generation at a time."""
-        names = self._named_drafts
-        alone = [name for name in names if name.startswith(("self", "draft-"))]
-        shared = names == ("draft-simple",) or not alone or self.is_served
-        return () if self.n_parallel == 1 or shared else names
-
-    @property
-    def needs_one(self) -> str:
-        """The option that needs the context for one generation at a time, for a note; "" for none."""
-        names = self._named_drafts
-        drafts = [name for name in names if name.startswith(("self", "draft-"))] if self.longest_draft else []
-        if self.mmproj is not None and not self.is_served:
-            return "images need the context"
-        if self.deterministic:
-            return "--deterministic would give each a part of the context"
-        if self.is_served:
-            return ""
-        if drafts and names != ("draft-simple",):
-            return f"{', '.join(names)} drafts for one"
-        if str(self.scheduler).partition(":")[0] in ("moe-speq", "sp-moe"):
-            return f"scheduler {self.scheduler} reads one draft's routes"
-        return ""
-
-    @property
     def n_parallel(self) -> int:
         """The number of generations at once, with -1 resolved. `fitting_parallel` looks at the context."""
-        return self.parallel if self.parallel != -1 else 1 if self.needs_one else self.most_parallel
+        return self.parallel if self.parallel != -1 else 1 if self.deterministic else self.most_parallel
 
     def fitting_parallel(self, context: int) -> int:
         """Return the number of generations at once on a context of so many tokens.

@@ -406,7 +406,7 @@ class Engine:
             if recorder is not None:
                 raise InputError("the engine runs several generations at once: record it with Engine.record")
             return self._generate_beside(
-                self.loop, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
+                self.loop, prompt, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
             )
         while True:
             if (reader := self._reader) is not None:
@@ -441,9 +441,7 @@ class Engine:
         assert self._single is not None
         session, sampling = self._single.sampling(sampling or self.config.sampling, chat, reasoning_budget)
         setting = self.setting(sampling)
-        images = prompt if isinstance(prompt, _core.ImagePrompt) and prompt.n_images else None
-        if images is not None:
-            self.note_images()
+        images = self._images(prompt)
         prediction_stats = self.events.begin_stats()
         self.events.n_text += 1
         generation = Generation(
@@ -462,6 +460,7 @@ class Engine:
     def _generate_beside(
         self,
         loop: _core.ServerLoop,
+        prompt: Prompt,
         tokens: TokenArray,
         max_tokens: int | None,
         stop: Sequence[str],
@@ -478,7 +477,7 @@ class Engine:
         )
         generation = LoopGeneration(
             self._pair.target, sequence, self.experts, self.setting(sampling), tokens, max_tokens, stop,
-            prediction_stats=self.events.prediction_stats, progress=progress,
+            prediction_stats=self.events.prediction_stats, progress=progress, images=self._images(prompt),
             preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
         )  # fmt: skip
         self._last = weakref.ref(generation)  # One that its reader drops leaves at once.
@@ -537,6 +536,13 @@ class Engine:
             self._after_call, lambda: self.governor, self._draft_lengths.of_several, self.graphs, steps,
             self._say,
         )  # fmt: skip
+
+    def _images(self, prompt: Prompt) -> _core.ImagePrompt | None:
+        """Return a prompt that has images, or None. Note that nothing is drafted then."""
+        if not isinstance(prompt, _core.ImagePrompt) or not prompt.n_images:
+            return None
+        self.note_images()
+        return prompt
 
     def note_images(self) -> None:
         """Add a note that nothing is drafted while there are images, once and if anything drafts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -70,10 +71,10 @@ class LoopSequence:
 
         Raise InputError if the prompt or the sampling is refused, Cancelled, and other errors of the loop.
         """
-        assert images is None  # The configuration refuses a projector.
         body = {
-            "prompt": tokens.tolist(), "n_predict": -1 if self.limit is None else self.limit, "stream": True,
-            "return_progress": True, "sse_ping_interval": -1,
+            "prompt": tokens.tolist() if images is None else _with_images(images), "stream": True,
+            "n_predict": -1 if self.limit is None else self.limit, "return_progress": True,
+            "sse_ping_interval": -1,
         }  # fmt: skip
         try:
             self._answer = answer = self._loop.generate(
@@ -153,6 +154,15 @@ class LoopSequence:
         elif part["stop"]:
             self._end = _Full()
         return part
+
+
+def _with_images(prompt: _core.ImagePrompt) -> dict[str, Any]:
+    """Return a prompt with images in the form of llama.cpp's server. Raise InputError if it is no text."""
+    try:
+        text = prompt.text.decode()
+    except UnicodeDecodeError:
+        raise InputError("a prompt with images must be text in UTF-8") from None
+    return {"prompt_string": text, "multimodal_data": [b64encode(each).decode() for each in prompt.files]}
 
 
 def _error_of(error: Mapping[str, Any]) -> SpacError:

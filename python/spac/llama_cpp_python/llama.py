@@ -110,7 +110,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _threads: threading.local | None = None
     _placement: Placement | None = None
     _pool: SharedPool | None = None
-    _images: _core.ImagePrompt | None = None  # The last prompt with images.
+    _images = PerThread()  # The last prompt with images.
     _overflowed = False  # True if llama_cpp's own loop left numbers in the context that are not finite.
     _turn = 0  # The number of generations. An interrupted one sees it change, and the context with it.
 

@@ -62,7 +62,9 @@ def generate_beside(
     held = np.zeros(max(llama.n_ctx(), prompt.size) + 1, np.intc)
     held[: prompt.size] = prompt
     n_held = prompt.size
-    llama._run = run = TokenRun(engine, sequence, setting, prompt, prompt.size, sampling.logprobs)
+    images = llama._images if prompt.size and prompt.min() < 0 else None
+    run = TokenRun(engine, sequence, setting, prompt, prompt.size, sampling.logprobs, images)
+    llama._run = run
     llama._begin_run(run)
     try:
         for token in run.each():

@@ -38,7 +38,7 @@ def open_projector(
             n_threads=threads,
             image_min_tokens=config.image_min_tokens or -1,
             image_max_tokens=config.image_max_tokens or -1,
-            marker=_core.ServerLoop.media_marker() if config.is_served else "",
+            marker=_core.ServerLoop.media_marker(),  # another one in every process
         )
     except SpacError as error:
         _check_memory(path)

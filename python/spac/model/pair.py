@@ -511,7 +511,7 @@ class ModelPair:
         if self.pool is not None:
             self._closing.callback(self.pool.close)  # runs after the contexts are closed
         # Without versions, llama.cpp's server restores the state: the memory forgets which batch one is of.
-        n_rs_seq = config.longest_draft if types and not config.is_served else 0
+        n_rs_seq = config.longest_draft if types and not self._is_loops else 0
         self.target_context = self._context(
             self.target, n_ctx=size, n_rs_seq=n_rs_seq, **self._target_rows,
             **sequence_values(config, self.n_sequences), **self._whole_graphs,
@@ -535,31 +535,26 @@ class ModelPair:
 
     def _wanted_sequences(self) -> int:
         """Return the number of sequences as far as the configuration and the file's header tell."""
-        context = self._context_size(self.info.n_ctx_train)
-        one = self.info.has_states and not self._config.is_served
-        return 1 if one else self._config.fitting_parallel(context)
+        return self._config.fitting_parallel(self._context_size(self.info.n_ctx_train))
 
     def _sequences(self) -> int:
         """Return the number of sequences, and add notes about those that cannot be had."""
         config = self._config
         n, wanted = self._wanted_sequences(), config.n_parallel
-        why = config.needs_one if config.parallel == -1 else ""
-        keeps = self.info.has_states or self.target.is_recurrent
-        if wanted > 1 and keeps and not config.is_served:
-            n, why = 1, f"{Path(config.target).name} keeps a state that cannot go back"
-        elif config.lone_drafts:
-            names = ", ".join(config.lone_drafts)
-            self.notes.append(f"{names}: nothing is drafted, for it drafts for one generation at a time")
-        elif n < wanted:
+        why = "--deterministic would give each a part of the context" if config.deterministic else ""
+        if n < wanted:
             why = f"--ctx {self._context_size(self.info.n_ctx_train)} and --batch {config.batch}"
         elif 1 <= n < AUTO_PARALLEL and config.parallel == -1 and not why:
             why = "the memory has no place for more"
         if why and config.parallel == -1:
             at_once = "one generation at a time" if n == 1 else f"{n} generations at once"
             self.notes.append(f"{at_once}, for {why} (--parallel)")
-        elif why:
-            self.notes.append(f"--parallel {wanted}: not used, for {why}")
         return n
+
+    @property
+    def _is_loops(self) -> bool:
+        """True if llama.cpp's server has the contexts, and not a session."""
+        return self._config.is_served or self.n_sequences > 1
 
     @property
     def sequence_context(self) -> int:
@@ -575,7 +570,7 @@ class ModelPair:
         While llama.cpp looks for the places of a batch's later graphs, it removes tokens from the window that
         the earlier ones still see (`llama_kv_cache::prepare`), also with `--swa-full`.
         """
-        windows = (self._config.is_served or self.n_sequences > 1) and self.target.has_window
+        windows = self._is_loops and self.target.has_window
         return {"n_batch": self._config.ubatch.least} if windows else {}
 
     @property
