@@ -121,18 +121,6 @@ function(spac_cuda_pool source)
     set_source_files_properties("${source}" ${ARGN} PROPERTIES COMPILE_OPTIONS -UGGML_CUDA_NO_VMM)
 endfunction()
 
-# Adds the target spac-cuda with spac's own kernels, unless they come with the objects of SPAC_CUDA_OBJECTS.
-function(spac_cuda_kernels)
-    if(NOT SPAC_CUDA_OBJECTS)
-        add_library(spac-cuda OBJECT "${PROJECT_SOURCE_DIR}/csrc/backend/device/cuda_exchange.cu")
-        target_include_directories(spac-cuda PRIVATE "${PROJECT_SOURCE_DIR}/csrc")
-        set_target_properties(spac-cuda PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
-        if(GGML_CUDA_COMPRESSION_MODE AND CUDAToolkit_VERSION VERSION_GREATER_EQUAL "12.8") # as ggml-cuda's own
-            target_compile_options(spac-cuda PRIVATE "-compress-mode=${GGML_CUDA_COMPRESSION_MODE}")
-        endif()
-    endif()
-endfunction()
-
 # Links CUDA into a library. `kind` is "patched", or "published" for ggml-cuda as upstream wrote it.
 function(spac_link_cuda target kind)
     if(NOT SPAC_CUDA_OBJECTS)

@@ -65,7 +65,6 @@ OTHER = "gpt-oss-20b"
 """The model of the part `other`."""
 FORMS: dict[str, dict[str, str]] = {
     "in place": {},
-    "by own kernels": {"SPAC_FORM": "exchange-kernels"},
     "by copies": {"SPAC_FORM": "no-in-place"},
     "scheduler beside": {"SPAC_FORM": "schedule-beside"},
     "with 32 hardware queues": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},

@@ -40,7 +40,6 @@ MEDIA = (".jpeg", ".jpg", ".png", ".mp3", ".mp4", ".wav")
 OBJECTS = {
     "llama/ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir": "common",
     "CMakeFiles/spac-reference-ggml-cuda.dir/llama.cpp/pristine/ggml/src/ggml-cuda": "published",
-    "csrc/CMakeFiles/spac-cuda.dir": "patched",
 }
 """The build's folders of objects. Common ones that are also published are patched."""
 
@@ -97,9 +96,9 @@ def pack_modules(sdist: Path, to: Path, python: str) -> None:
 
 
 def pack_objects(build: Path, to: Path) -> None:
-    """Compile ggml-cuda in the build folder if need be, and pack it, with spac's own kernels."""
+    """Compile ggml-cuda in the build folder if need be, and pack it."""
     run("cmake", build)  # applies the patches as they are now
-    run("ninja", "-C", build, "ggml-cuda", "spac-reference-ggml-cuda", "spac-cuda")
+    run("ninja", "-C", build, "ggml-cuda", "spac-reference-ggml-cuda")
     cache = dict(re.findall(r"^(\w+):\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.MULTILINE))
     architecture = re.fullmatch(r"(\d+)-real", cache.get("SPAC_CUDA_ARCHITECTURES", ""))
     if architecture is None:

@@ -64,7 +64,6 @@ class Form:
 
 
 NO_GRAPHS = (("GGML_CUDA_DISABLE_GRAPHS", "1"),)
-OWN_KERNELS = "in-place,exchange-kernels"
 FORMS = (
     Form("plain, on the CPU", on_cpu=True),
     Form("llama.cpp, on the device", unpatched=True),
@@ -86,9 +85,6 @@ FORMS = (
     Form("split, 25 %, masks, ahead, in place", "25%", masks=True, ahead=True, lookahead=1,
          parts="in-place"),
     Form("split, 25 %, in place", "25%", parts="in-place"),
-    Form("split, 25 %, masks, ahead, own kernels", "25%", masks=True, ahead=True, lookahead=1,
-         parts=OWN_KERNELS, uses="blocks_exchanged"),
-    Form("split, 25 %, masks, own kernels", "25%", masks=True, parts=OWN_KERNELS, uses="blocks_exchanged"),
     Form("split, 25 %, masks, ahead, not pinned", "25%", masks=True, ahead=True,
          parts="no-pinned"),
     Form("split, 25 %, masks, prompt streamed by threads", "25%", masks=True, stream_batch=32,

@@ -138,10 +138,6 @@ void bind_devices(py::module_ & m) {
     m.def("set_hand_over_in_place", &spac::set_hand_over_in_place, py::arg("on"),
           "Choose if kernels read and write a layer's ids, input and rows in pinned host memory themselves, instead "
           "of copying them, for graphs prepared from now on. None: on GPUs that can, not on the simulated device.");
-    m.def(
-        "set_exchange_kernels", &spac::set_exchange_kernels, py::arg("on"),
-        "Choose if the hand-over in place uses spac's own kernels instead of ggml's, for graphs prepared from now on. "
-        "The device has to have them.");
     m.def("set_gate_timeout", &spac::set_gate_timeout, py::arg("seconds"),
           "Set the seconds that a thread waits at a stream gate, from the next wait on. After that, the graph fails "
           "and launching ahead is switched off. None: 20 s; 0: for ever.");

@@ -43,7 +43,6 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(stream_bytes);
     SPAC_STAT(stream_slot_bytes);
     SPAC_STAT(stream_ring_bytes);
-    SPAC_STAT(blocks_exchanged);
     SPAC_STAT(foreseen);
     SPAC_STAT(foreseen_right);
     SPAC_STAT(graphs_prepared);

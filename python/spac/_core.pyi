@@ -460,12 +460,6 @@ def set_hand_over_in_place(on: bool | None) -> None:
     on the simulated device.
     """
 
-def set_exchange_kernels(on: bool) -> None:
-    """Set whether the hand-over in place uses spac's own kernels instead of ggml's.
-
-    This applies to graphs prepared from now on, on devices that have such kernels.
-    """
-
 def set_gate_timeout(seconds: float | None) -> None:
     """Set how long a thread waits at a stream gate, from the next wait on.
 

@@ -220,8 +220,6 @@ FORM = Parts(
         "copies go through a staging buffer, and prompts are slower. All drivers that can do this.",
         "lookahead": "Layers look ahead where --lookahead is not given. GPUs do this.",
         # No GPU has measured the others yet, so they are off unless they are named.
-        "exchange-kernels": "The hand-over in place uses two kernels of spac's own. One sends all that the "
-        "CPU needs and signals, and one reads those rows alone that the CPU has computed.",
         "schedule-beside": "The scheduler works on a thread of its own while the next step computes.",
         "upload-threads": "Threads bring experts of long prompts that are not pinned to pinned memory, where "
         "that is faster than the driver's way. The first such copy decides it.",

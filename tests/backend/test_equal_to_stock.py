@@ -347,28 +347,6 @@ def test_hand_overs_in_place(
         assert stats["by copies"]["graphs_prepared"] > 0
 
 
-def test_hand_overs_by_own_kernels(
-    cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The device's own kernels hand over the same logits, and take the place of ggml's and give it back."""
-    own = Run("own kernels", 0.25, seed=26, in_place=True, exchanged=True)
-    runs = (
-        own,
-        replace(own, name="own, moving, looking ahead", share=0.5, moving=True, lookahead=1),
-        Run("ggml's kernels", 0.25, seed=33, in_place=True),
-        replace(own, name="own, not ahead", share=0.5, ahead=False, lookahead=1),
-        replace(own, name="own, none resident", share=0.0),
-        replace(own, name="own, all", share=1.0),
-        replace(own, name="own, compacted", masked=False),
-        replace(own, name="own, prompts streamed", share=0.5, stream_tokens=17),
-        replace(own, name="own, misses loaded", share=0.5, miss="load"),
-        replace(own, name="own, but not in place", in_place=False),
-    )
-    for stats in handed_over(cases, runs, reference, tmp_path_factory):
-        used = {name for name, values in stats.items() if values["blocks_exchanged"] > 0}
-        assert used == {run.name for run in runs if run.in_place and run.exchanged and run.share < 1.0}
-
-
 def test_models_side_by_side(
     cases: dict[str, Case], reference: Result, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -85,7 +85,6 @@ def test_every_form_of_smoke_is_tried(name: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(variable, value)
     assert smoke.error(smoke.compute(forms[name], "simulated", 1), wanted) == 0
     if forms[name].uses:
-        monkeypatch.setenv("SPAC_FORM", "safe")
         with pytest.raises(RuntimeError, match=f"its {forms[name].uses} is 0"):
             smoke.compute(replace(forms[name], slots="0", stream_batch=0), "simulated", 1)
 
@@ -101,8 +100,8 @@ def test_the_packed_source_has_what_csrc_includes() -> None:
 def test_objects_of_a_build_become_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that exist as published too are patched. A build for other than one card's code is refused."""
     build, commands = tmp_path / "build", []
-    common, published, own = (build / folder for folder in pack.OBJECTS)
-    for folder, names in ((common, ("mmq.cu.o", "add.cu.o")), (published, ("mmq.cu.o",)), (own, ("own.o",))):
+    common, published = (build / folder for folder in pack.OBJECTS)
+    for folder, names in ((common, ("mmq.cu.o", "add.cu.o")), (published, ("mmq.cu.o",))):
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).write_text(f"{folder.name} {name}")
@@ -121,8 +120,7 @@ def test_objects_of_a_build_become_an_archive(tmp_path: Path, monkeypatch: pytes
     pack.pack_objects(build, tmp_path / "cuda.tar.xz")
     found = figures.unpack(tmp_path / "cuda.tar.xz", tmp_path / "there")
     assert {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()} == {
-        "patched/mmq.cu.o", "common/add.cu.o", "published/mmq.cu.o", "patched/own.o", "cudart.a", "source_id",
-        "capability",
+        "patched/mmq.cu.o", "common/add.cu.o", "published/mmq.cu.o", "cudart.a", "source_id", "capability",
     }  # fmt: skip
     assert (found / "capability").read_text() == "90\n"
     assert commands[:2] == ["cmake", "ninja"]

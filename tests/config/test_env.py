@@ -36,12 +36,12 @@ def test_a_number_or_nothing(monkeypatch):
 
 def test_the_form(monkeypatch):
     """Each word is a part, or switches one off. The last word about a part holds, and safe is about all."""
-    parts = "ahead", "masks", "exchange-kernels"
+    parts = "ahead", "masks", "pinned"
     for text, values in {
         "": (None, None, None),
         "no-ahead, masks": (False, True, None),
         "ahead,no-ahead": (False, None, None),
-        "exchange-kernels,safe,masks": (False, True, False),
+        "pinned,safe,masks": (False, True, False),
     }.items():
         monkeypatch.setenv("SPAC_FORM", text)
         assert tuple(map(env.FORM.get, parts)) == values

@@ -16,7 +16,6 @@ from spac.doctor import selftest
 from spac.doctor.selftest import PLAIN, TOGETHER, Result, SelfTest, run_limited, telling_line
 from spac.doctor.trial import (
     AHEAD,
-    EXCHANGE,
     IN_PLACE,
     MASKS,
     MECHANISMS,
@@ -186,23 +185,9 @@ def test_every_failure_says_what_to_do() -> None:
     assert found[STREAMED.name].why == "give --stream-batch 0"
     assert found[TOGETHER].why.startswith("add no-ahead to SPAC_FORM, then")
     assert found[IN_PLACE.name].state == "off"
-    assert test.asked == frozenset(NAMES[1:]) - {STREAMED.name, IN_PLACE.name, EXCHANGE.name}
+    assert test.asked == frozenset(NAMES[1:]) - {STREAMED.name, IN_PLACE.name}
     assert all(bool(finding.why) == (finding.state != "ok") for finding in found.values())
     assert without_orphans([AHEAD.name]) == frozenset()
-
-
-def test_what_needs_a_choice_is_tried_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """spac's own kernels for the hand-over are off until the user switches them on."""
-    found, test = pretend()
-    assert (found[EXCHANGE.name].state, found[EXCHANGE.name].found) == ("off", "works")
-    assert found[EXCHANGE.name].why == "not used without SPAC_FORM=exchange-kernels"
-    assert EXCHANGE.name not in test.asked
-    monkeypatch.setenv("SPAC_FORM", "exchange-kernels")
-    found, test = pretend()
-    assert found[EXCHANGE.name].state == "ok"
-    assert {EXCHANGE.name, IN_PLACE.name} <= test.asked
-    monkeypatch.setenv("SPAC_FORM", "exchange-kernels,no-in-place")
-    assert pretend()[0][EXCHANGE.name].why == "not used: SPAC_FORM switches in-place off"
 
 
 def test_by_default_the_simulated_device_is_not_tried() -> None:

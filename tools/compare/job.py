@@ -37,10 +37,9 @@ class Run:
     begins with a settled plan, and a new plan comes during the step. Without `masked`, the device does not
     read the ids masks itself. Batches of `stream_tokens` tokens and more have their experts copied through
     the device. Without `ahead`, work behind the host's part of a layer is queued only after that part is
-    done. With `in_place`, kernels exchange data between the sides in the host's memory, without copies. With
-    `exchanged`, they are spac's own kernels. `lookahead` is the distance in layers to the later layer whose
-    router gets each layer's input. `miss` is the side that computes what is not resident; with `recent`,
-    loaded experts take the places of wanted ones.
+    done. With `in_place`, kernels exchange data between the sides in the host's memory, without copies.
+    `lookahead` is the distance in layers to the later layer whose router gets each layer's input. `miss` is
+    the side that computes what is not resident; with `recent`, loaded experts take the places of wanted ones.
     """
 
     name: str = "reference"
@@ -53,7 +52,6 @@ class Run:
     stream_tokens: int = 0
     ahead: bool = True
     in_place: bool = False
-    exchanged: bool = False
     lookahead: int = 0
     miss: str = "cpu"
     recent: bool = False

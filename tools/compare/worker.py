@@ -127,7 +127,6 @@ def _observe(
     resident, mover = _place(experts, run)
     core.set_launch_ahead(run.ahead)
     core.set_hand_over_in_place(run.in_place)
-    core.set_exchange_kernels(run.exchanged)
     experts.set_stream_tokens(run.stream_tokens)
     experts.set_lookahead(run.lookahead)
     experts.set_miss(run.miss, run.recent)
@@ -137,7 +136,6 @@ def _observe(
     finally:
         core.set_launch_ahead(None)
         core.set_hand_over_in_place(None)
-        core.set_exchange_kernels(False)
         experts.set_miss("cpu", False)
     after = dict(experts.stats)
     return steps, {

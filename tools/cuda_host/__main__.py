@@ -32,7 +32,6 @@ JOBS = {
     "no draft, 25 % resident, compact": Job(options=QUARTER, masked=False),
     "no draft, 25 % resident": Job(options=QUARTER, ahead=False),
     "no draft, 25 % resident, ahead": Job(options=QUARTER),
-    "no draft, 25 % resident, ahead, own kernels": Job(options=QUARTER, exchanged=True),
     "no draft, all resident": Job(options=ALL),
     "length 4, 25 % resident": Job(options=QUARTER, draft_length=4, tokens=80, ahead=False),
     "length 4, 25 % resident, ahead": Job(options=QUARTER, draft_length=4, tokens=80),

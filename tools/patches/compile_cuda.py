@@ -1,4 +1,4 @@
-"""Compile the CUDA files that the patches touch, those that include a touched header, and spac's own.
+"""Compile the CUDA files that the patches touch, and those that include a touched header.
 
 This takes minutes, where all of ggml-cuda takes half an hour. It needs nvcc and cuBLAS (PyPI's nvidia-cublas
 will do), and no GPU.
@@ -56,11 +56,6 @@ def touched(build: Path) -> list[str]:
     return found
 
 
-def own() -> list[str]:
-    """Return spac's own .cu files."""
-    return [str(path) for path in sorted((source.ROOT / "csrc").rglob("*.cu"))]
-
-
 def compile_file(entry: dict[str, str]) -> tuple[str, float, str]:
     """Return (name, seconds, the compiler's complaints) of one entry of compile_commands.json."""
     start = time.monotonic()
@@ -81,7 +76,7 @@ def main() -> int:
     args = parser.parse_args()
     build = args.build.resolve()
     configure(build, args.architectures, args.cublas)
-    files = touched(build) + own()
+    files = touched(build)
     entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if e["file"] in files]
     assert files
     assert len(entries) == len(files)

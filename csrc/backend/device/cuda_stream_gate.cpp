@@ -151,7 +151,7 @@ class Watch {
 class CudaGate : public Gate {
   public:
     CudaGate(ggml_backend_t backend, ggml_backend_buffer_ptr words)
-        : backend_(backend), stream_(ggml_backend_cuda_stream(backend)), words_(std::move(words)),
+        : stream_(ggml_backend_cuda_stream(backend)), words_(std::move(words)),
           word_(static_cast<std::atomic<uint32_t> *>(ggml_backend_buffer_get_base(words_.get()))) {
         word_[signal_at] = word_[open_at] = 0;
     }
@@ -163,15 +163,6 @@ class CudaGate : public Gate {
         driver().check(driver().wait_value(stream_, address(open_at), low(n), wait_until_reached));
     }
     void open(uint64_t n) override { word_[open_at].store(low(n), std::memory_order_release); }
-
-    // The first call makes the exchange and tries it. Nothing may be queued at the gate meanwhile.
-    Exchange * exchange() override {
-        if (!exchange_made_) {
-            exchange_made_ = true;
-            exchange_      = made_exchange();
-        }
-        return exchange_.get();
-    }
 
     uint32_t signalled() const override { return word_[signal_at].load(std::memory_order_acquire); }
     uint32_t opened() const override { return word_[open_at].load(std::memory_order_acquire); }
@@ -217,32 +208,7 @@ class CudaGate : public Gate {
     }
 
   private:
-    static constexpr int signal_at = 0, open_at = 64, tried_at = 96; // each word has its own cache line
-
-    // Returns null if the device has no memory for the exchange's words, or does not run its kernels.
-    std::unique_ptr<Exchange> made_exchange() {
-        device_words_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_get_default_buffer_type(backend_), 256));
-        if (!device_words_) {
-            return nullptr;
-        }
-        ggml_backend_buffer_clear(device_words_.get(), 0);
-        auto * const on_device = static_cast<uint32_t *>(ggml_backend_buffer_get_base(device_words_.get()));
-        word_[tried_at]        = 1;
-        try {
-            auto made = cuda_exchange(stream_, reinterpret_cast<uint32_t *>(&word_[signal_at]), on_device);
-            made->queue_send({{{&on_device[1], &word_[tried_at], sizeof(uint32_t)}}}, 0);
-            for (Patience patience; word_[tried_at].load(std::memory_order_acquire) != 0;) {
-                if (patience.over()) {
-                    throw DeviceError("the GPU does not answer");
-                }
-                std::this_thread::sleep_for(std::chrono::microseconds(20));
-            }
-            return made;
-        } catch (const DeviceError & error) {
-            GGML_LOG_WARN("spac: the hand-over uses ggml's kernels, since its own do not run: %s\n", error.what());
-            return nullptr;
-        }
-    }
+    static constexpr int signal_at = 0, open_at = 64; // each word has its own cache line
 
     static uint32_t low(uint64_t n) { return static_cast<uint32_t>(n); }
     static void     pause() {
@@ -254,14 +220,10 @@ class CudaGate : public Gate {
     // Returns a word's address on the device. Pinned memory has one address for host and device.
     unsigned long long address(int word) const { return reinterpret_cast<uintptr_t>(&word_[word]); }
 
-    ggml_backend_t            backend_;
-    void *                    stream_;
-    ggml_backend_buffer_ptr   words_;
-    std::atomic<uint32_t> *   word_;
-    Watch                     watch_;
-    ggml_backend_buffer_ptr   device_words_; // for the exchange: its ticket, and a word of zeros
-    std::unique_ptr<Exchange> exchange_;
-    bool                      exchange_made_ = false;
+    void *                  stream_;
+    ggml_backend_buffer_ptr words_;
+    std::atomic<uint32_t> * word_;
+    Watch                   watch_;
 };
 
 } // namespace

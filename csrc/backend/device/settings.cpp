@@ -6,13 +6,12 @@
 namespace spac {
 namespace {
 
-std::atomic<int>  launch_ahead_now{-1}; // -1: no choice
-std::atomic<int>  trust_masks_now{-1};
-std::atomic<int>  in_place_now{-1};
-std::atomic<bool> exchange_now{false};
-std::atomic<int>  upload_threads_now{0};
-std::mutex        pinning_mutex;
-Pinning           pinning_now;
+std::atomic<int> launch_ahead_now{-1}; // -1: no choice
+std::atomic<int> trust_masks_now{-1};
+std::atomic<int> in_place_now{-1};
+std::atomic<int> upload_threads_now{0};
+std::mutex       pinning_mutex;
+Pinning          pinning_now;
 
 // The driver compiles some kernels at their first launch, which takes seconds without being a failure.
 constexpr double    default_timeout = 20;
@@ -30,8 +29,6 @@ void   set_gate_timeout(std::optional<double> seconds) { timeout_now = seconds.v
 double gate_timeout() { return timeout_now; }
 
 void set_hand_over_in_place(std::optional<bool> on) { in_place_now = number(on); }
-void set_exchange_kernels(bool on) { exchange_now = on; }
-bool exchange_kernels() { return exchange_now; }
 
 void set_upload_threads(int n) { upload_threads_now = n; }
 int  upload_threads() { return upload_threads_now; }

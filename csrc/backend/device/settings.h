@@ -1,5 +1,5 @@
-// Settings of the whole process: launching ahead and its deadline, the hand-off in place and its kernels, trust in a
-// device's masked kernels, pinning, threads for uploads.
+// Settings of the whole process: launching ahead and its deadline, the hand-off in place, trust in a device's masked
+// kernels, pinning, threads for uploads.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,6 @@ double gate_timeout();
 // is on for GPUs that can do it, and off for the simulated device.
 void                set_hand_over_in_place(std::optional<bool> on);
 std::optional<bool> hand_over_in_place();
-
-// Switches the kernels of the hand-off in place: spac's own ones (stream_gate.h) instead of ggml's lookups and sums.
-// The setting holds for graphs that are prepared from now on. The device must have a gate and these kernels. It is off
-// at first, since no GPU has measured it yet.
-void set_exchange_kernels(bool on);
-bool exchange_kernels();
 
 // Switches whether devices read masks of ids with their own kernels. The setting holds for contexts that are made from
 // now on. Without a choice, devices do whose masked kernels have been tested: CUDA's patched kernels (tools/cuda_host)

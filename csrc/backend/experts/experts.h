@@ -56,7 +56,6 @@ struct ExpertStats {
     uint64_t stream_bytes;       // bytes of these blocks' experts that were copied over the link
     uint64_t stream_slot_bytes;  // bytes of these experts that were copied from slots
     uint64_t stream_ring_bytes;  // of stream_bytes, those that threads brought to pinned memory (set_upload_threads)
-    uint64_t blocks_exchanged;   // blocks that the device's own kernels handed to the host (set_exchange_kernels)
     uint64_t join_bytes;         // rows of blocks in which the host took part, whether or not the host computed them
     uint64_t graphs_prepared;    // graphs with MoE blocks that were met for the first time (graph_cache.h)
     uint64_t queue_ns;           // time inside the wrapped device's calls that queue copies and launches

@@ -311,7 +311,6 @@ void Counters::add_to(ExpertStats & stats) const {
     stats.stream_bytes      = stream_bytes;
     stats.stream_slot_bytes = stream_slot_bytes;
     stats.stream_ring_bytes = stream_ring_bytes;
-    stats.blocks_exchanged  = blocks_exchanged;
     stats.graphs_prepared   = graphs_prepared;
     stats.queue_ns          = queue_ns;
     stats.ahead_ns          = ahead_ns;

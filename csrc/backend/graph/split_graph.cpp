@@ -184,7 +184,7 @@ void add_foresight(ggml_context * ctx, SplitBlock & from, SplitBlock & to, const
     }
     ggml_tensor * input    = leaf(ctx, GGML_TYPE_F32, {read->ne[0], block.n_tokens()}, read->data, read->buffer);
     ggml_tensor * scores   = ggml_mul_mat(ctx, const_cast<ggml_tensor *>(router.weight), input);
-    const bool    straight = from.in_place && !from.exchanged && block.n_tokens() <= most_written_straight;
+    const bool    straight = from.in_place && block.n_tokens() <= most_written_straight;
     scores->data           = straight ? static_cast<void *>(s.host_scores) : s.scores;
     scores->buffer         = straight ? how.host : device;
     scores->flags |= GGML_TENSOR_FLAG_COMPUTE;
@@ -248,7 +248,6 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
     auto g           = std::make_unique<SplitGraph>(graph);
     g->distance      = distance;
     g->in_place      = how.numbers != nullptr;
-    g->exchanged     = how.exchanged;
     size_t n_tensors = 1, overhead = 0;
     for (const Block & block : blocks) {
         g->is_staged = g->is_staged && block.is_staged;
@@ -290,9 +289,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         const Staging staging = lay_out(b->block, host_arena, device_arena);
         g->staging.push_back(staging);
         if (b->block.is_staged) {
-            b->in_place  = !b->before.nodes.empty() && can_be_in_place(b->block, how);
-            b->exchanged = b->in_place && how.exchanged;
-            b->slot_ids  = reinterpret_cast<const int32_t *>(staging.device_ids);
+            b->in_place = !b->before.nodes.empty() && can_be_in_place(b->block, how);
             make_host_part(g->ctx.get(), *b, staging, host_arena);
             make_join(g->ctx.get(), *b, staging, device, how.host);
         }
@@ -309,7 +306,7 @@ std::unique_ptr<SplitGraph> prepare(const ggml_cgraph * graph, std::vector<Block
         add_foresight(g->ctx.get(), *g->blocks[i], *g->blocks[i + distance], g->staging[i], device, how);
     }
     for (size_t i = 0; i < g->blocks.size(); ++i) {
-        if (g->blocks[i]->in_place && !g->blocks[i]->exchanged) {
+        if (g->blocks[i]->in_place) {
             hand_off_in_place(g->ctx.get(), *g->blocks[i], g->staging[i], how);
         }
     }

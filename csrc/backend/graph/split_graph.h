@@ -124,11 +124,6 @@ struct SplitBlock {
     // True if kernels write ids, input and scores into the host's staging, and the join reads the host's rows there. No
     // other copies are made for this block.
     bool in_place = false;
-    // True if it is in place, and the device's own kernels do it (device/stream_gate.h). Then the dense nodes have no
-    // more nodes than those for the scores.
-    bool exchanged = false;
-    // The slot ids of the device's part, in staging on the device. The join by the device's own kernels reads them.
-    const int32_t * slot_ids = nullptr;
 
     // The host's part.
     ggml_cgraph *                   host_graph = nullptr;
@@ -190,7 +185,6 @@ struct SplitGraph {
     bool                met_late  = false; // some layer was unknown when slots were attached
     int                 distance  = 0;     // distance of its predictions, in blocks; 0: none
     bool                in_place  = false; // prepared for the hand-off in place, for blocks that can do it
-    bool                exchanged = false; // ... by the device's own kernels
     bool                is_staged = true;  // all its blocks have staging
     ggml_context_ptr    ctx;
     std::vector<std::unique_ptr<SplitBlock>> blocks;
@@ -221,9 +215,8 @@ StagingSize staging_size(const std::vector<Block> & blocks);
 struct InPlace {
     static constexpr int n_numbers = 4096;
 
-    ggml_backend_buffer_t host      = nullptr; // the staging's buffer
-    ggml_tensor *         numbers   = nullptr; // i32 [n_numbers] on the device: 0, 1, 2, …; null: the hand-off copies
-    bool                  exchanged = false;   // the device's own kernels hand over, and lookups by the numbers do not
+    ggml_backend_buffer_t host    = nullptr; // the staging's buffer
+    ggml_tensor *         numbers = nullptr; // i32 [n_numbers] on the device: 0, 1, 2, …; null: the hand-off copies
 };
 
 // Prepares a graph. `host` and `device`, a buffer of device memory, have at least staging_size(). `distance` is the

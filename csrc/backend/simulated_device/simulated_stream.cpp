@@ -244,31 +244,9 @@ size_t SimulatedStream::bytes_per_copy() const {
 
 namespace {
 
-class SimulatedGate : public Gate, public Exchange {
+class SimulatedGate : public Gate {
   public:
     explicit SimulatedGate(SimulatedStream & stream) : stream_(stream) {}
-    Exchange * exchange() override { return this; }
-    void       queue_send(const Pieces & pieces, uint64_t n) override {
-        stream_.call([pieces] {
-            for (const SentPiece & piece : pieces) {
-                std::copy_n(static_cast<const char *>(piece.from), piece.bytes, static_cast<char *>(piece.to));
-            }
-        });
-        if (n > 0) {
-                  queue_signal(n);
-        }
-    }
-    void queue_take(const HostRows & rows) override {
-        stream_.call([rows] {
-            for (int i = 0; i < rows.n_rows; ++i) {
-                if (rows.ids == nullptr || rows.ids[i] < 0) {
-                    const size_t at = static_cast<size_t>(i) * rows.row_bytes;
-                    std::copy_n(static_cast<const char *>(rows.rows) + at, rows.row_bytes,
-                                static_cast<char *>(rows.out) + at);
-                }
-            }
-        });
-    }
     void queue_signal(uint64_t n) override {
         if (stream_.device().settings().fault != SimulatedFault::no_signal) {
             stream_.reach(signals_, n);

@@ -223,7 +223,7 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, Mod
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    hand_to_host(b, s, false);
+    hand_to_host(b, s);
     stream_.mark();
     const bool masked = side == Side::both && b.slot_lookup != nullptr; // the device looks up the mask itself
     const bool loads  = side == Side::both && loads_ && counts;         // ... a mask that the ids decide
@@ -263,20 +263,10 @@ ggml_status SplitStream::launch_dense(const SplitBlock & b, const Part & dense, 
     return stream_.launch(b, std::exchange(join_pending_, false) ? joined : dense, graph);
 }
 
-// Queues what the host needs of a block: ids, input and scores. With `signals`, it also queues a signal behind them,
-// and returns the signal's mark.
-uint64_t SplitStream::hand_to_host(const SplitBlock & b, const Staging & s, bool signals) {
+// Queues what the host needs of a block: ids, input and scores.
+void SplitStream::hand_to_host(const SplitBlock & b, const Staging & s) {
     b.experts->counters.download_bytes += b.ids_span + ggml_nbytes(b.block.input);
     b.experts->counters.download_bytes += b.foresight ? ggml_nbytes(b.foresight->scores) : 0;
-    if (b.exchanged) {
-        ++b.experts->counters.blocks_exchanged;
-        Exchange::Pieces pieces = {
-            {{b.block.ids->data, s.ids, b.ids_span}, {b.block.input->data, s.input, ggml_nbytes(b.block.input)}}};
-        if (b.foresight) {
-            pieces[2] = {b.foresight->scores->data, s.host_scores, ggml_nbytes(b.foresight->scores)};
-        }
-        return stream_.send_to_host(b, pieces, signals);
-    }
     if (!b.in_place) { // otherwise the last of the dense nodes have written them
         stream_.fetch(b, b.block.ids, s.ids, b.ids_span);
         stream_.fetch(b, b.block.input, s.input, ggml_nbytes(b.block.input));
@@ -284,7 +274,6 @@ uint64_t SplitStream::hand_to_host(const SplitBlock & b, const Staging & s, bool
             stream_.fetch(b, b.foresight->scores, s.host_scores, ggml_nbytes(b.foresight->scores));
         }
     }
-    return signals ? stream_.signal() : 0;
 }
 
 // Waits until the stream has passed the mark of a job, or (0) the last mark. Returns the time in nanoseconds.
@@ -301,12 +290,6 @@ int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark) {
 void SplitStream::send_rows(SplitBlock & b, bool join) {
     const size_t bytes = ggml_nbytes(b.block.out);
     b.experts->counters.join_bytes += bytes;
-    if (b.exchanged) { // the kernel reads them from host memory, and those of the host alone
-        const auto n_rows = static_cast<int>(b.block.n_pairs());
-        stream_.take_from_host(b, {b.block.out->data, b.host_out->data, join ? b.slot_ids : nullptr, n_rows,
-                                   bytes / static_cast<size_t>(n_rows)});
-        return;
-    }
     if (!join || !b.in_place) { // in place, the join reads them from host memory
         stream_.send(b, join ? b.join_rows : b.block.out, b.host_out->data, bytes);
     }

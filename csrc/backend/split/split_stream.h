@@ -111,7 +111,7 @@ class SplitStream : NotCopied {
     Side        side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now);
     bool        can_go_ahead(const SplitGraph & g);
     ggml_status launch_dense(const SplitBlock & b, const Part & dense, const Part & joined, const ggml_cgraph * graph);
-    uint64_t    hand_to_host(const SplitBlock & b, const Staging & s, bool signals);
+    void        hand_to_host(const SplitBlock & b, const Staging & s);
     int64_t     wait_for_ids(const SplitBlock & b, uint64_t mark);
     void        send_rows(SplitBlock & b, bool join);
     void        fetch_late(SplitBlock & b, DemandCounter & counter, std::shared_ptr<const Mask> mask, bool counts);

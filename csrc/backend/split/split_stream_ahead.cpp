@@ -133,7 +133,7 @@ ggml_status SplitStream::serve(const HostJob & job) {
         look_ahead(*job.b, *job.s);
     }
     const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.mask.get(), job.counts, wait_ns);
-    if (served.n_rows == 0 && !job.b->exchanged) {
+    if (served.n_rows == 0) {
         HostPart::clear(*job.b); // the join adds all rows, also stale ones
     }
     return served.status;
@@ -154,7 +154,8 @@ ggml_status SplitStream::hand_over(SplitBlock & b, const Staging & s, Side side,
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    const uint64_t mark = hand_to_host(b, s, true);
+    hand_to_host(b, s);
+    const uint64_t mark = stream_.signal();
     HostJob        job  = {&b, &s, nullptr, mark, counts};
     if (side == Side::both) {
         LateMask late = {&b, nullptr, now.generation};

@@ -67,17 +67,6 @@ void ComputeStream::send(const SplitBlock & b, ggml_tensor * to, const void * fr
     ggml_backend_tensor_set_async(backend_.get(), to, from, 0, bytes);
 }
 
-uint64_t ComputeStream::send_to_host(const SplitBlock & b, const Exchange::Pieces & pieces, bool signals) {
-    const Timer timer(queue_time(b));
-    gate_->exchange()->queue_send(pieces, signals ? n_marks_ + 1 : 0);
-    return signals ? ++n_marks_ : 0;
-}
-
-void ComputeStream::take_from_host(const SplitBlock & b, const HostRows & rows) {
-    const Timer timer(queue_time(b));
-    gate_->exchange()->queue_take(rows);
-}
-
 void ComputeStream::record_device_part(const SplitBlock & b) {
     if (!b.experts->tracer().on()) {
         return;

@@ -43,10 +43,6 @@ class ComputeStream {
     // Queue copies between staging and the device.
     void fetch(const SplitBlock & b, const ggml_tensor * from, void * to, size_t bytes);
     void send(const SplitBlock & b, ggml_tensor * to, const void * from, size_t bytes);
-    // Queue the gate's own kernels, which it has (Gate::exchange). send_to_host() returns the mark of its signal, or 0
-    // without one.
-    uint64_t send_to_host(const SplitBlock & b, const Exchange::Pieces & pieces, bool signals);
-    void     take_from_host(const SplitBlock & b, const HostRows & rows);
 
     // Holds memory that the launches queued next read.
     void hold(std::shared_ptr<const void> what) { held_.push_back({n_marks_ + 1, std::move(what)}); }

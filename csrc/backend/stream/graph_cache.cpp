@@ -31,8 +31,7 @@ void choose_staging(std::vector<Block> & blocks) {
 } // namespace
 
 bool GraphCache::is_current(const SplitGraph & g) const {
-    const InPlace how = in_place();
-    return g.distance == distance_of(g) && g.in_place == (how.numbers != nullptr) && g.exchanged == how.exchanged;
+    return g.distance == distance_of(g) && g.in_place == (in_place().numbers != nullptr);
 }
 
 void GraphCache::reserve(std::vector<Block> & blocks) {
@@ -137,10 +136,8 @@ void GraphCache::make_numbers() {
 }
 
 InPlace GraphCache::in_place() const {
-    const bool on        = hand_over_in_place().value_or(!stream_.capabilities().shares_host_cores) && host_pinned();
-    const bool exchanged = on && numbers_ != nullptr && exchange_kernels() && stream_.gate() != nullptr &&
-                           stream_.gate()->exchange() != nullptr;
-    return {host_buffer_.get(), on ? numbers_ : nullptr, exchanged};
+    const bool on = hand_over_in_place().value_or(!stream_.capabilities().shares_host_cores) && host_pinned();
+    return {host_buffer_.get(), on ? numbers_ : nullptr};
 }
 
 } // namespace spac

@@ -33,8 +33,6 @@ class Mechanism:
     """A counter of `Experts.stats` that rises only while the mechanism is used; "" if there is none."""
     usual_everywhere: bool = False
     """True if also a device that computes on the CPU's cores uses it by default. Others use all of them."""
-    by_choice: bool = False
-    """True if no device uses it unless the user switches it on."""
 
     @property
     def remedy(self) -> str:
@@ -55,12 +53,10 @@ class Mechanism:
 MASKS = Mechanism("device masks", "masks", usual_everywhere=True)
 AHEAD = Mechanism("launching ahead", "ahead", needs=(MASKS.name,), counter="ahead_ns")
 IN_PLACE = Mechanism("hand-over in place", "in-place")
-EXCHANGE = Mechanism("hand-over by own kernels", "exchange-kernels", needs=(IN_PLACE.name,),
-                     counter="blocks_exchanged", by_choice=True)  # fmt: skip
 PINNED = Mechanism("pinned experts", "pinned", usual_everywhere=True)
 STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
 LOOKAHEAD = Mechanism("looking ahead", "lookahead", counter="foreseen")
-MECHANISMS = (MASKS, AHEAD, IN_PLACE, EXCHANGE, PINNED, STREAMED, LOOKAHEAD)
+MECHANISMS = (MASKS, AHEAD, IN_PLACE, PINNED, STREAMED, LOOKAHEAD)
 """All mechanisms. Each stands after those that it needs."""
 BY_NAME = {mechanism.name: mechanism for mechanism in MECHANISMS}
 
@@ -91,8 +87,6 @@ def used_on(mechanism: Mechanism, device: DeviceInfo) -> bool:
     """Return True if a run with the present settings uses a mechanism that works on a device."""
     if mechanism.refused or any(other.refused for other in MECHANISMS if other.name in mechanism.needs):
         return False
-    if mechanism.by_choice:
-        return mechanism.chosen
     return mechanism.usual_everywhere or mechanism.chosen or not device.shares_host_cores
 
 
@@ -102,8 +96,6 @@ def why_unused(mechanism: Mechanism) -> str:
         if other.name in with_needs(mechanism) and other.refused:
             return f"not used: {env.FORM.name} switches {other.part} off"
     choice = f"{env.FORM.name}={mechanism.part}" if mechanism.part else "--stream-batch"
-    if mechanism.by_choice:
-        return f"not used without {choice}"
     return f"not used on the simulated device without {choice}"
 
 
@@ -149,9 +141,7 @@ class Trial:
                 yield self._plain(result, device)
                 continue
             yield self._one(result, device)
-            mechanism = BY_NAME[result.name]
-            left_out = mechanism.refused or (mechanism.by_choice and not mechanism.chosen)
-            if result.verdict == "works" and not left_out:
+            if result.verdict == "works" and not BY_NAME[result.name].refused:
                 working.add(result.name)
         if together := without_orphans(working):
             yield self._together(test.together(together))

@@ -16,7 +16,6 @@ def set_switches() -> None:
     """Set what the environment says about the mechanism, for contexts that are made later."""
     _core.set_launch_ahead(env.FORM.get("ahead"))
     _core.set_hand_over_in_place(env.FORM.get("in-place"))
-    _core.set_exchange_kernels(env.FORM.get("exchange-kernels") is True)
     _core.set_gate_timeout(env.GATE_TIMEOUT.get())
     _core.set_trust_device_masks(env.FORM.get("masks"))
     _core.set_upload_threads(-1 if env.FORM.get("upload-threads") else 0)

@@ -157,35 +157,6 @@ std::function<void()> look_up(void ** arguments, dim3 grid) {
     };
 }
 
-// send_to_host(from, to, n_words, … twice more, ticket, signal, mark) copies three pieces to the host's memory, and
-// then writes the mark to the signal's word.
-std::function<void()> send_to_host(void ** arguments) {
-    std::array<Target, 3> from, to;
-    std::array<size_t, 3> bytes = {};
-    for (int i = 0; i < 3; ++i) {
-        const auto at = static_cast<size_t>(i);
-        bytes[at]     = 4 * size_t{argument<unsigned>(arguments, 3 * i + 2)};
-        if (bytes[at] == 0) {
-            continue;
-        }
-        from[at] = target_of(argument<void *>(arguments, 3 * i), bytes[at]);
-        to[at]   = target_of(argument<void *>(arguments, 3 * i + 1), bytes[at]);
-        if (from[at].bytes == nullptr || to[at].bytes == nullptr) {
-            return nullptr;
-        }
-    }
-    auto * const word   = argument<void *>(arguments, 10);
-    const Target signal = word != nullptr ? target_of(word, 4) : Target{};
-    return [=, mark = argument<unsigned>(arguments, 11)] {
-        for (size_t i = 0; i < 3; ++i) {
-            std::copy_n(from[i].bytes, bytes[i], to[i].bytes);
-        }
-        if (signal.bytes != nullptr) {
-            reinterpret_cast<std::atomic<unsigned> *>(signal.bytes)->store(mark, std::memory_order_release);
-        }
-    };
-}
-
 } // namespace
 
 Kernel describe(const char * mangled) {
@@ -218,9 +189,6 @@ std::function<void()> work_of(const Kernel & kernel, void ** arguments, dim3 gri
     }
     if (kernel.name == "k_get_rows_float<int, int>") {
         return look_up(arguments, grid);
-    }
-    if (kernel.name == "spac::send_to_host") {
-        return send_to_host(arguments);
     }
     return nullptr;
 }

@@ -205,21 +205,6 @@ PRETEND_API cudaError_t cudaMalloc(void ** p, size_t bytes) {
 
 PRETEND_API cudaError_t cudaMallocManaged(void ** p, size_t bytes, unsigned int) { return cudaMalloc(p, bytes); }
 
-PRETEND_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes * attributes, const void * p) {
-    const RangePtr range = find(p);
-    *attributes          = {};
-    if (range == nullptr) {
-        attributes->type = cudaMemoryTypeUnregistered;
-        return cudaSuccess;
-    }
-    const bool on_card        = range->where == Range::Where::device;
-    attributes->type          = on_card ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
-    attributes->device        = on_card ? range->card : current_card();
-    attributes->hostPointer   = on_card ? nullptr : const_cast<void *>(p);
-    attributes->devicePointer = const_cast<void *>(p);
-    return cudaSuccess;
-}
-
 PRETEND_API cudaError_t cudaFree(void * p) { return free_range(p, Range::Where::device, Kind::device_free); }
 
 PRETEND_API cudaError_t cudaMallocHost(void ** p, size_t bytes) { return alloc_pinned(p, bytes); }

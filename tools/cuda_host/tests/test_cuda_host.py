@@ -93,26 +93,6 @@ def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
         assert [step[kind] for kind in waits] == [n, n]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"ahead": False}, {"masked": False}, {"draft_length": 4}, {"options": QUARTER | {"lookahead": 1}}],
-    ids=["as it is", "not ahead", "in pairs", "drafts", "looking ahead"],
-)
-def test_own_kernels(package: Path, changes: dict[str, Any]) -> None:
-    """spac's kernels hand over each block that ggml's do. One sends and signals, and one takes the rows."""
-    job = replace(Job(options=QUARTER, tokens=24, exchanged=True), **changes)
-    result = run_clean(job, package)
-    other = run_clean(replace(job, exchanged=False), package)
-    for step, usual in zip(result.steps[-4:], other.steps[-4:], strict=True):
-        n = step.stats["blocks"]
-        assert step.stats["blocks_exchanged"] == n
-        assert usual.stats["blocks_exchanged"] == 0
-        assert step.kernels["spac::send_to_host"] == step.kernels["spac::take_from_host"] == n
-        if job.ahead and job.masked:  # the kernel that sends takes the place of the signal
-            assert (step["write_value"], usual["write_value"]) == (0, n)
-        assert step["pageable_to_host"] == step["pageable_to_device"] == 0
-
-
 TWO_CARDS = {"device": "CUDA0,CUDA1", "slots": "25%", "stream_batch": 32}
 
 

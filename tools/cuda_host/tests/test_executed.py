@@ -77,14 +77,7 @@ STREAMED = replace(HALF, name="half, streamed", stream_tokens=17)
 PAIRS = replace(HALF, name="half, in pairs", masked=False)
 PAIRS_NOT_AHEAD = replace(PAIRS, name="half, in pairs, not ahead", ahead=False)
 MOVING = Run("moving, looking ahead", 0.5, seed=7, moving=True, lookahead=1)
-OWN = replace(HALF, name="half, own kernels", in_place=True, exchanged=True)
-OWN_KERNELS = (
-    OWN,
-    replace(OWN, name="half, own kernels, not ahead", ahead=False),
-    replace(OWN, name="moving, own kernels, looking ahead", seed=7, moving=True, lookahead=1),
-)
 PARTS = (
-    *OWN_KERNELS,
     HALF,
     NOT_AHEAD,
     STREAMED,
@@ -97,7 +90,7 @@ PARTS = (
 EXCHANGED = Run("experts exchanged", 1.0, seed=9)
 """Run of a copy of the model in which two experts are exchanged."""
 RUNS = (*ALL_FORMS, *PARTS)
-BRIEF = (ALL, HALF, OWN, STREAMED, MOVING)
+BRIEF = (ALL, HALF, STREAMED, MOVING)
 THOROUGH = ("qwen3moe Q4_K M", "gpt-oss")
 """Models that get all of the runs. The others get `BRIEF`."""
 
@@ -214,15 +207,6 @@ def test_the_card_is_not_the_cpu(name: str, outcome: Outcomes) -> None:
 def test_queued_ahead_or_not(name: str, run: Run, outcome: Outcomes) -> None:
     runs = outcome(name).runs
     assert_same(name, run.name, runs[run.name], runs[(HALF if run.masked else PAIRS).name])
-
-
-@of_models(*OWN_KERNELS[:2])
-def test_own_kernels(name: str, run: Run, outcome: Outcomes) -> None:
-    """spac's own kernels hand over the same bits as copies do."""
-    found = outcome(name)
-    assert_same(name, run.name, found.runs[run.name], found.runs[HALF.name])
-    assert found.stats[run.name]["blocks_exchanged"] > 0
-    assert found.stats[HALF.name]["blocks_exchanged"] == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
