@@ -1,5 +1,5 @@
 """llama.cpp's own server tests, run against `spac serve`.
 
 The tests come unchanged out of the pinned sdist. `python -m tests.serve.llama_cpp` runs all of them that
-`listed` does not name; further words are pytest's. `test_own_tests` runs a part in the suite.
+`listed` does not name; further words are pytest's. `.ci/run` does this.
 """

@@ -12,7 +12,7 @@ from tests.serve.llama_cpp.sources import MODEL, TESTS
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run_own(folder: Path, *words: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
+def run_own(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the tests in a folder that `sources.prepare` made. `words` are pytest's; without a path, all."""
     model = folder.parents[len(Path(TESTS).parts) - 1] / MODEL
     path = [str(ROOT), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
@@ -21,6 +21,6 @@ def run_own(folder: Path, *words: str, capture: bool = False) -> subprocess.Comp
             sys.executable, "-m", "pytest", "--rootdir", str(folder), "-c", str(folder / "pytest.ini"), "-q",
             "-p", "no:cacheprovider", "-p", "tests.serve.llama_cpp.plugin", "-m", "not slow", *words,
         ],
-        cwd=folder, text=True, capture_output=capture, timeout=3000,
+        cwd=folder, text=True, timeout=3000,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "SPAC_TEST_MODEL": str(model)},
     )  # fmt: skip
