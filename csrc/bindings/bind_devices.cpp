@@ -82,8 +82,10 @@ void bind_devices(py::module_ & m) {
     m.def("devices", &spac::devices, "Return all devices that can be chosen, real ones first.");
     m.def(
         "device_handle",
-        [](const std::string & name) { return reinterpret_cast<std::uintptr_t>(spac::device_handle(name)); },
-        py::arg("name"), "Return the ggml_backend_dev_t for llama_model_params.devices, as an integer.");
+        [](const std::string & name, bool split) {
+            return reinterpret_cast<std::uintptr_t>(spac::device_handle(name, split));
+        },
+        py::arg("name"), py::arg("split") = true, "Return the ggml_backend_dev_t for llama_model_params.devices, as an integer.");
     py::class_<spac::SlotLayers>(m, "SlotLayers",
                                  "llama_model_params.tensor_buft_overrides that put experts of some layers elsewhere.")
         .def(py::init<>())

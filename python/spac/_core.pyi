@@ -294,10 +294,11 @@ def end_at_second_signal(number: int, after_s: float, has_come: bool = False) ->
     comes now.
     """
 
-def device_handle(name: str) -> int:
+def device_handle(name: str, split: bool = True) -> int:
     """Return the ggml_backend_dev_t for llama_model_params.devices.
 
-    Raise InputError, which names the known devices, for an unknown one.
+    Without `split`, it is the device itself, on which experts are plain tensors. Raise InputError, which
+    names the known devices, for an unknown one.
     """
 
 class SlotLayers:

@@ -20,6 +20,9 @@ class InputError(SpacError, ValueError):
 class OutOfMemoryError(SpacError, MemoryError):
     """An error for a request that does not fit into the device's or the host's memory."""
 
+    whole = False
+    """True if the model was loaded without the split, which takes more of the device's memory."""
+
 
 class DeviceError(SpacError):
     """An error for a device that refused or failed."""

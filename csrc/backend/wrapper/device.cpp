@@ -209,8 +209,12 @@ std::list<Device> & other_wrappers() {
 
 // ---- the header's functions
 
-void * device_handle(const std::string & name) {
+void * device_handle(const std::string & name, bool split) {
     ggml_backend_dev_t inner = inner_device(name);
+    if (!split) {
+        watch_memory(inner);
+        return inner;
+    }
     if (default_wrapper().inner() == inner) {
         return default_wrapper().handle();
     }

@@ -49,6 +49,7 @@ def make_parser() -> Parser:
         "the bundled demo pair is measured.",
         like_llama_cpp=True,
     )
+    parser.set_defaults(keeps_split="the split stays for the comparison")
     compared = parser.add_argument_group("compared")
     compared.add_argument(
         "--schedulers", "--scheduler", nargs="+", metavar="NAME[:OPTIONS]",

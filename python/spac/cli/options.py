@@ -222,8 +222,10 @@ def read_config(
         return {item.name: given[item.name] for item in option_fields(config) if item.name in given}
 
     sampling = SamplingConfig(**{**defaults, **named(SamplingConfig)})
-    models = {"target": target, "draft": draft, "sampling": sampling}
-    return EngineConfig(**{**named(EngineConfig), **models, "is_served": given.get("is_served", False)})
+    models: dict[str, Any] = {"target": target, "draft": draft, "sampling": sampling}
+    keeps = "the split stays for --record" if given.get("record") else given.get("keeps_split", "")
+    models |= {"is_served": given.get("is_served", False), "keeps_split": keeps}
+    return EngineConfig(**{**named(EngineConfig), **models})
 
 
 NAMED = "OWNER/REPO[:QUANT]"

@@ -154,6 +154,8 @@ class EngineConfig(ContextConfig):
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     is_served: bool = False
     """True for an `Engine` that serves: its loop has several places for all that it supports."""
+    keeps_split: str = ""
+    """Why a model whose experts all fit keeps the split, for a note; "" if it may run without."""
     device: str = option(
         "auto",
         "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "
@@ -309,6 +311,14 @@ class EngineConfig(ContextConfig):
     def is_governed(self) -> bool:
         """True if the governor chooses the draft length of each step, by times."""
         return self.draft_length is None and not self.deterministic
+
+    @property
+    def leaves_split(self) -> bool:
+        """True if no option asks for the split, so that a model may run without it if all experts fit."""
+        default = self.slots.is_auto and self.scheduler == _chosen(EngineConfig.scheduler)
+        asked = (self.rpc, self.slot_devices, self.model_params, self.drafts_itself, self.state_file)
+        tuned = self.lookahead is not None or self.stream_batch is not None or self.miss != "cpu"
+        return default and not any(asked) and not tuned and self.paging != "on"
 
     @property
     def longest_draft(self) -> int:

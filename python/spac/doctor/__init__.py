@@ -12,7 +12,7 @@ import importlib.machinery
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def _demo() -> Iterator[Finding]:
 
     config = EngineConfig(demo.TARGET, demo.DRAFT, ctx=512, state="off", sampling=SamplingConfig(temp=0))
     try:
-        with Engine(config) as engine:
+        with Engine(replace(config, keeps_split="the split is tried")) as engine:
             generation = engine.generate(demo.PROMPT, max_tokens=16)
             text = "".join(generation)
             stats = generation.stats

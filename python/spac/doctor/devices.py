@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.doctor.trial import Finding
 from spac.machine.device_memory import size
@@ -98,6 +99,7 @@ def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = Non
     """Yield the memory free for models on the default devices, and the part of a model that fits."""
     from spac.model.devices import device_room, fit
     from spac.model.gguf.check import check_model
+    from spac.model.whole import all_fit
 
     room = device_room(limit)
     if room is None or room.device is None:
@@ -118,4 +120,6 @@ def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = Non
         yield Finding("fit", "off", found, why)
     else:
         of_them = f", {fitting.share:.0%} of them fit as far as contexts leave room" if info.is_moe else ""
+        if all_fit(EngineConfig(target, vram_limit=limit, mmproj=mmproj), info, None, room.devices):
+            of_them = ", all of them fit: llama.cpp computes the model there, without the split"
         yield Finding("fit", "ok", found + of_them)

@@ -40,7 +40,7 @@ def costs(target: Path | None, draft: Path | None, vram_limit: VramLimit | None)
         target, draft, device=device, vram_limit=vram_limit, ctx=1024, state="off", sampling=sampling
     )
     for slots in ("auto", "50%"):
-        with Engine(replace(config, slots=Slots.parse(slots))) as engine:
+        with Engine(replace(config, slots=Slots.parse(slots), keeps_split="the split is measured")) as engine:
             if engine.experts is None or engine.costs is None:
                 yield Finding("costs", "off", "not measured", f"{target.name} runs without the split here")
                 return

@@ -276,7 +276,7 @@ class Engine:
         InputError if the name is unknown or the target runs without the split.
         """
         if self.experts is None:
-            raise InputError(f"scheduler: {Path(self.config.target).name} runs without the split")
+            raise InputError(f"scheduler: {self._pair.unsplit}")
         chosen = SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
         self.between.run(lambda: self._change_scheduler(chosen))
 
@@ -303,7 +303,7 @@ class Engine:
     @property
     def _budget(self) -> MemoryBudget:
         if self._memory is None or self.experts is None:
-            raise InputError(f"vram_limit: {Path(self.config.target).name} runs without the split")
+            raise InputError(f"vram_limit: {self._pair.unsplit}")
         return self._memory
 
     def _after_call(self) -> None:

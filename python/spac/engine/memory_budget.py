@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import monotonic
 
 from spac import _core
@@ -144,7 +143,7 @@ class MemoryBudget:
 
     def _experts(self, what: str) -> _core.Experts:
         if self._pair.experts is None:
-            raise InputError(f"{what}: {Path(self._config.target).name} runs without the split")
+            raise InputError(f"{what}: {self._pair.unsplit}")
         return self._pair.experts
 
     @property

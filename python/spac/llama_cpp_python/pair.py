@@ -141,8 +141,7 @@ class LentPair(ModelPair):
         del self._lend  # It usually belongs to the owner of this pair.
 
     def _load(self) -> None:
-        config, types, draft = self._config, self._config.draft_types, None
-        needs_draft = any(name.startswith("draft-") for name in types)
+        config, draft = self._config, None
         if (draft_file := self._draft_file) is not None:
             draft = check_model(draft_file, "draft", config.override_kv)
         # A model without experts stays where llama-cpp-python's own arguments put it.
@@ -151,8 +150,14 @@ class LentPair(ModelPair):
         self._fit_to_cpu(self.info, draft)
         self._note_device()
         self._connect(self.info)
+        pages = is_paged(config, self._rest(self.info), self.device)
+        with self._whole_if_it_fits(self.info, draft, pages=pages):
+            self._borrow(draft)
+
+    def _borrow(self, draft: ModelInfo | None) -> None:
+        config, types = self._config, self._config.draft_types
+        needs_draft = any(name.startswith("draft-") for name in types)
         self._place_slots(self.info, draft)
-        self.paged = is_paged(config, self._rest(self.info), self.device)
         handles = self._handles
         devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
         model_params: dict[str, Any] = {"load_mtp": "draft-mtp" in types and draft is None}

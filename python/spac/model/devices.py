@@ -229,14 +229,19 @@ def device_room(limit: VramLimit | None) -> DeviceRoom | None:
             return None
         spare = margin(limit.n_bytes, shares_host_memory=False)
         return DeviceRoom((), limit.n_bytes, max(0, limit.n_bytes - spare))
-    all_allowed = all_free = 0
-    for device in devices:
-        total = device.memory.total
-        allowed = min(total, limit.of(total)) if limit is not None else total
-        spare = margin(allowed, shares_host_memory=device.shares_host_memory)
-        all_allowed += allowed
-        all_free += max(0, min(device.memory.free, allowed) - spare)
-    return DeviceRoom(devices, all_allowed, all_free)
+    rooms = [room_on(device, limit) for device in devices]
+    return DeviceRoom(devices, sum(allowed for allowed, _ in rooms), sum(free for _, free in rooms))
+
+
+def room_on(device: _core.DeviceInfo, limit: VramLimit | None = None) -> tuple[int, int]:
+    """Return the bytes of a device that spac may take, and those that are free, less the margin.
+
+    A limit that the device has already holds too.
+    """
+    size = device.memory.size
+    allowed = size if limit is None else min(size, limit.of(device.memory.total))
+    spare = margin(allowed, shares_host_memory=device.shares_host_memory)
+    return allowed, max(0, min(device.memory.free, allowed) - spare)
 
 
 def fit(info: ModelInfo, room: DeviceRoom, more_bytes: int = 0) -> Fit:

@@ -15,16 +15,21 @@ def load_what_fits(
 ) -> None:
     """Call `load` with `config`, or with as much of it as fits.
 
-    Fewer generations at once are tried first if `parallel` is -1, and then fewer layers if `gpu_layers` is
-    auto. The number is found by loading, because only loading shows how much memory a context takes. Files
-    are copied to pages of 2 MB in the last load alone, because a copy takes long and no memory of the device.
+    The split is tried first if `load` left it out. Fewer generations at once follow if `parallel` is -1, and
+    then fewer layers if `gpu_layers` is auto. The number is found by loading, because only loading shows how
+    much memory a context takes. Files are copied to pages of 2 MB in the last load alone, because a copy
+    takes long and no memory of the device.
     `unload` undoes a `load`, also a failed one. Raises the errors of `load`.
     """
     try:
         load(config)
         return
-    except OutOfMemoryError:
+    except OutOfMemoryError as error:
         unload()
+        if error.whole:
+            split = replace(config, keeps_split=f"the split stays, for without it {error}")
+            load_what_fits(split, n_layer, load, unload)
+            return
         if _load_fewer(config, load, unload):
             return
         if not config.gpu_layers.is_auto:

@@ -21,7 +21,7 @@ from spac.machine.device_memory import simulated_index, size
 from spac.machine.topology import numa_advice
 from spac.model import kernels
 from spac.model.c_api import MTP, Context, Model
-from spac.model.devices import choose_devices, current, devices_of, set_switches
+from spac.model.devices import choose_devices, current, devices_of, room_on, set_switches
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
@@ -41,6 +41,7 @@ from spac.model.pinning import pinning_note, set_pinning
 from spac.model.remote import RemoteLayers
 from spac.model.slot_layers import SlotLayers
 from spac.model.thread_pool import SharedPool, place
+from spac.model.whole import all_fit
 
 LoadProgress = Callable[[Path, float], bool]
 """A callback that gets the file and its loaded share, 0 to 1. It returns False to stop loading."""
@@ -90,6 +91,9 @@ class ModelPair:
 
     paged: bool = False
     """True if the target's experts stay in the file and are read when they are needed."""
+
+    whole: bool = False
+    """True if the models run without the split because all experts fit on the devices."""
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None, *, all_rows: bool = True) -> None:
         """Load both models and make their contexts.
@@ -141,7 +145,7 @@ class ModelPair:
         self._fit_to_cpu(info, draft)
         self._note_device()
         self._connect(info)
-        self.paged = is_paged(config, self._rest(info), self.device)
+        pages = is_paged(config, self._rest(info), self.device)
         n_notes = len(self.notes)
 
         def unload() -> None:
@@ -149,7 +153,35 @@ class ModelPair:
             self.copied.clear()
             del self.notes[n_notes:]
 
-        load_what_fits(config, info.n_layer, lambda chosen: self._open_all(chosen, info, draft), unload)
+        def load(chosen: EngineConfig) -> None:
+            self._config = chosen
+            with self._whole_if_it_fits(info, draft, pages=pages):
+                self._open_all(info, draft)
+
+        load_what_fits(config, info.n_layer, load, unload)
+
+    @contextmanager
+    def _whole_if_it_fits(self, info: ModelInfo, draft: ModelInfo | None, *, pages: bool) -> Iterator[None]:
+        """Decide whether the models that load in this scope run without the split.
+
+        With it, `pages` says if experts stay in the file. Raise OutOfMemoryError if a model without it leaves
+        less than the margin of a device.
+        """
+        config = self._config
+        fits = all_fit(config, info, draft, self.devices)
+        self.whole = fits and not config.keeps_split
+        self.paged = pages and not self.whole
+        how = config.keeps_split or "llama.cpp computes the model there, without the split"
+        self.notes += [f"all experts fit on {self.device_names}: {how}"] if fits else []
+        try:
+            yield
+            self.refresh_devices()
+            for device in self.devices if self.whole else ():
+                if not room_on(device)[1]:
+                    raise OutOfMemoryError(f"too little of {device.name} is left to the driver's libraries")
+        except OutOfMemoryError as error:
+            error.whole = self.whole
+            raise
 
     def _explained(self, error: SpacError) -> SpacError:
         """Return the error to raise for a failed load, with the remedy that several devices offer."""
@@ -157,7 +189,7 @@ class ModelPair:
             return self.remote.failure(error)
         known = [device.name for device in self.devices]
         named = [name for name in known if re.search(rf"\b{re.escape(name)}\b", str(error))]
-        if not isinstance(error, OutOfMemoryError) or len(known) == 1 or not named:
+        if not isinstance(error, OutOfMemoryError) or error.whole or len(known) == 1 or not named:
             return error
         if self.slot_layers is None:
             return OutOfMemoryError(f"{error}; --tensor-split can give a device fewer layers")
@@ -237,7 +269,14 @@ class ModelPair:
     def _handles(self) -> tuple[int, ...]:
         """The devices of the target, as addresses: those of RPC servers, then this machine's."""
         remote = () if self.remote is None else self.remote.handles
-        return (*remote, *(_core.device_handle(device.name) for device in self.devices))
+        here = (_core.device_handle(device.name, split=not self.whole) for device in self.devices)
+        return (*remote, *here)
+
+    @property
+    def unsplit(self) -> str:
+        """A message for what needs the split of a target that runs without it."""
+        remedy = ", for all its experts fit: start with --slots, or with a smaller --vram-limit"
+        return f"{Path(self._config.target).name} runs without the split{remedy if self.whole else ''}"
 
     @property
     def layers_here(self) -> int:
@@ -268,8 +307,9 @@ class ModelPair:
         needs_draft = any(name.startswith("draft-") for name in self._config.draft_types)
         return Path(self._config.draft) if self._config.draft and needs_draft else None
 
-    def _open_all(self, config: EngineConfig, info: ModelInfo, draft: ModelInfo | None) -> None:
-        self._config, types, target = config, config.draft_types, Path(config.target)
+    def _open_all(self, info: ModelInfo, draft: ModelInfo | None) -> None:
+        config = self._config
+        types, target = config.draft_types, Path(config.target)
         self.info = info
         self._place_slots(info, draft)
         self.target_states = _states_of(info)
@@ -289,7 +329,7 @@ class ModelPair:
         self._note_layers()
         self._note_context()
         self._note_mtp()
-        if self.experts is None:
+        if self.experts is None and not self.whole:
             reason = "device cpu" if self.device is None else f"{target.name} has no experts"
             where = f"on {self.device_names}" if self.device is not None else "on the CPU"
             if self.device is None or self.layers_on_device:
@@ -322,6 +362,8 @@ class ModelPair:
             parts.append(f"slots alone on {self.device_names}: {self.slot_layers.counts}")
         elif len(self.devices) > 1:
             parts.append(f"layers of {self.device_names} as {config.tensor_split or 'their memory'}")
+        if self.whole:
+            parts.append("without the split")
         if self.device is not None and self.layers_on_device != self.target.n_layer:
             parts.append(f"{self.layers_on_device} layers")
         if self.remote is not None:
@@ -440,7 +482,8 @@ class ModelPair:
         params = {**values, "load_mtp": load_mtp, **self._config.model_params}
         devices, slot_entries = self._handles, None
         if is_draft:
-            devices = () if self.device is None else (_core.device_handle(self.device.name),)
+            name = None if self.device is None else self.device.name
+            devices = () if name is None else (_core.device_handle(name, split=not self.whole),)
         elif self.slot_layers is not None:
             fields, parts, slot_entries = self._slot_fields()
             params = {"layer_split": parts, **fields, **params}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from spac import _core
 from spac.config import EngineConfig
 from spac.errors import InputError
-from spac.machine.device_memory import margin, size
+from spac.machine.device_memory import size
+from spac.model.devices import room_on
 from spac.model.gguf.info import ModelInfo
 from spac.model.remote import divided, layer_cache_bytes
 
@@ -64,35 +65,28 @@ class SlotLayers:
         If all experts fit, the main device gets as many as it holds, because they need no copies there.
         """
         streams = info.mean_expert_layer * 2 // 3  # two matrices of a layer, through which prompts stream
-        work = _graph_bytes(config, info) + streams
-        rooms = [max(0, _room(device) - work) for device in self._others]
+        work = graph_bytes(config, info) + streams
+        rooms = [max(0, room_on(device)[1] - work) for device in self._others]
         for device, room in zip(self._others, rooms, strict=True):
             if room < info.expert_bytes / max(1, info.n_experts):
                 raise InputError(
                     f"slot_devices: {device.name} has no memory for an expert of {info.path.name} beside "
                     f"graphs and the driver's libraries ({size(device.memory.free)} are free): leave it out"
                 )
-        dense = info.file_size - info.expert_bytes + _cache_bytes(config, info) + work
+        dense = info.file_size - info.expert_bytes + cache_bytes(config, info) + work
         if draft is not None:
-            dense += draft.file_size + _cache_bytes(config, draft) + _graph_bytes(config, draft)
-        here, n, layer = max(0, _room(self._main) - dense), len(self._layers), info.mean_expert_layer
+            dense += draft.file_size + cache_bytes(config, draft) + graph_bytes(config, draft)
+        here, n, layer = max(0, room_on(self._main)[1] - dense), len(self._layers), info.mean_expert_layer
         if here + sum(rooms) >= n * layer:
             return tuple(divided(n - min(n, here // max(1, layer)), rooms))
         return tuple(divided(n, [here, *rooms])[1:])
 
 
-def _graph_bytes(config: EngineConfig, info: ModelInfo) -> int:
+def graph_bytes(config: EngineConfig, info: ModelInfo) -> int:
     """Return the bytes of the buffers of a prompt's graph, as an estimate."""
     return config.ubatch.least * info.n_embd * 4 * _LIVE
 
 
-def _cache_bytes(config: EngineConfig, info: ModelInfo) -> int:
+def cache_bytes(config: EngineConfig, info: ModelInfo) -> int:
     """Return the bytes of a model's cache on the device, at most."""
     return layer_cache_bytes(config, info) * info.n_layer if config.kv_offload else 0
-
-
-def _room(device: _core.DeviceInfo) -> int:
-    """Return the bytes of a device that spac can use, without the margin."""
-    return max(
-        0, device.memory.free - margin(device.memory.size, shares_host_memory=device.shares_host_memory)
-    )

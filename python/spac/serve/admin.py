@@ -34,7 +34,8 @@ def change_memory(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
     The call waits for the end of the step that is computed. Raise Refusal for a bad request.
     """
     if engine.experts is None:
-        raise Refusal(400, "the model runs without the split, so it has no slots that could shrink or grow")
+        remedy = "a model with experts has some if the server starts with --slots or a smaller --vram-limit"
+        raise Refusal(400, f"the model runs without the split, so no slots can shrink or grow: {remedy}")
     if not request or (unknown := [name for name in request if name not in ("limit", "slots")]):
         given = f"not '{unknown[0]}'" if request else "and one is needed"
         raise Refusal(400, f"the fields are limit (such as 8G, 50% or none) and slots, {given}")

@@ -1,0 +1,273 @@
+"""A model whose experts all fit runs without the split. What needs the split, or does not fit, keeps it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import pytest
+
+from spac import _core, demo, env
+from spac.config import EngineConfig, SamplingConfig
+from spac.config.values import GpuLayers, VramLimit
+from spac.costs.cache import Key
+from spac.doctor.devices import vram
+from spac.engine import Engine
+from spac.errors import InputError
+from spac.model import pair as pair_module
+from spac.model.devices import choose_devices
+from spac.model.gguf.check import check_model
+from spac.model.pair import ModelPair
+from spac.model.whole import all_fit
+from spac.serve.admin import change_memory
+from spac.serve.refusal import Refusal
+
+GREEDY = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
+PROMPT, N_TOKENS = "def double(values):\n    return", 24
+NOTE = "all experts fit on simulated: llama.cpp computes the model there, without the split"
+
+
+@pytest.fixture(autouse=True)
+def whole(monkeypatch):
+    """Let the simulated device run models without the split, as a GPU does. Give it its memory back."""
+    monkeypatch.setenv(env.FORM.name, "whole")
+    yield
+    for name in ("simulated", "simulated1"):
+        if any(each.name == name for each in _core.devices()):
+            _core.set_memory_limit(name, 0)
+    _core.set_simulated_device()
+    _core.set_simulated_device(index=1)
+
+
+def config(target, **options):
+    defaults = {"device": "simulated", "threads": 1, "ctx": 256, "state": "off", "sampling": GREEDY}
+    return EngineConfig(**{"target": target, **defaults, **options})
+
+
+def text_of(engine, prompt=PROMPT):
+    return "".join(engine.generate(prompt, N_TOKENS))
+
+
+DRAFTS = {
+    "none": {},
+    "draft": {"draft": demo.DRAFT, "draft_length": 3},
+    "governor": {"draft": demo.DRAFT, "draft_max": 4},
+    "ngram": {"draft_type": "ngram-simple", "draft_length": 3},
+    "several": {"draft": demo.DRAFT, "draft_length": 2, "parallel": 2},
+    "deterministic": {"draft": demo.DRAFT, "deterministic": True},
+}
+
+
+@pytest.mark.parametrize("drafts", DRAFTS.values(), ids=DRAFTS)
+def test_the_text_is_that_of_the_split_with_all_experts(drafts):
+    with Engine(config(demo.TARGET, slots="100%", **drafts)) as engine:
+        assert engine.experts is not None
+        wanted = text_of(engine)
+    with Engine(config(demo.TARGET, **drafts)) as engine:
+        assert engine.experts is None
+        assert engine.costs is None
+        assert NOTE in engine.notes
+        assert text_of(engine) == wanted
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "gpt-oss", "deepseek2"])
+def test_logits_are_those_of_the_split(tiny_model, family):
+    """The next tokens' probabilities are equal, bit for bit."""
+    target = tiny_model(family)
+
+    def steps(**options):
+        with Engine(config(target, **options)) as engine:
+            session = engine.session_with(temp=0.0)
+            session.prefill(engine.tokenize(PROMPT))
+            return [list(session.step().tokens) for _ in range(N_TOKENS)], engine.experts is None
+
+    (wanted, split), (found, whole) = steps(slots="100%"), steps()
+    assert found == wanted
+    assert (split, whole) == (False, True)
+
+
+def test_statistics_are_those_of_a_model_without_experts():
+    with Engine(config(demo.TARGET, draft=demo.DRAFT, draft_length=2)) as engine:
+        generation = engine.generate(PROMPT, N_TOKENS)
+        list(generation)
+        stats = generation.stats
+    assert stats.n_experts == stats.slots == stats.activations == 0
+    assert stats.hit_rate is None
+    assert stats.scheduler == "none"
+    assert stats.vram_bytes > demo.TARGET.stat().st_size * 0.9  # The experts are on the device.
+    assert "experts" not in stats.table()
+    assert "hit rate" not in stats.table()
+
+
+def test_the_simulated_device_keeps_the_split_by_default(monkeypatch):
+    for form in ("", "safe", "no-whole"):
+        monkeypatch.setenv(env.FORM.name, form)
+        with closing(ModelPair(config(demo.TARGET), None)) as pair:
+            assert pair.experts is not None
+            assert not pair.whole
+
+
+ASKING = {
+    "slots": {"slots": "100%"},
+    "a number": {"slots": 8},
+    "scheduler": {"scheduler": "lru"},
+    "options": {"scheduler": "logistic:whole=off"},
+    "misses": {"miss": "load"},
+    "lookahead": {"lookahead": 1},
+    "streams": {"stream_batch": 64},
+    "paging": {"paging": "on"},
+    "state": {"state": "state.json"},
+    "self": {"draft_type": "self"},
+    "a recording": {"keeps_split": "--record"},
+    "slot devices": {"slot_devices": ("simulated1",)},
+    "layers": {"gpu_layers": 2},
+}
+
+
+@pytest.mark.parametrize("options", ASKING.values(), ids=ASKING)
+def test_what_needs_the_split_keeps_it(tiny_model, options):
+    info = check_model(tiny_model("qwen3moe"))
+    devices = choose_devices("simulated")
+    asking = config(info.path, **options)
+    assert all_fit(config(info.path), info, None, devices)
+    assert not all_fit(asking, info, None, devices) or asking.keeps_split
+    if "slot_devices" not in options:
+        with closing(ModelPair(asking, None)) as pair:
+            assert not pair.whole
+            assert pair.experts is not None
+
+
+def test_all_layers_by_number_are_the_whole_model(tiny_model):
+    info = check_model(tiny_model("qwen3moe"))
+    devices = choose_devices("simulated")
+    for n in (info.n_layer + 1, 99):
+        assert all_fit(config(info.path, gpu_layers=GpuLayers(n)), info, None, devices)
+
+
+def test_a_recording_says_that_it_keeps_the_split():
+    with Engine(config(demo.TARGET, keeps_split="the split stays for --record")) as engine:
+        assert "all experts fit on simulated: the split stays for --record" in engine.notes
+
+
+def test_a_model_that_does_not_fit_keeps_the_split():
+    size = demo.TARGET.stat().st_size >> 20
+    _core.set_simulated_device(memory_mb=size)
+    with Engine(config(demo.TARGET)) as engine:
+        assert 0 < engine.experts.slots.n_slots < engine.n_experts
+        assert not any("all experts" in note for note in engine.notes)
+
+
+def test_a_limit_decides_too():
+    with Engine(config(demo.TARGET, vram_limit="2G")) as engine:
+        assert engine.experts is None
+    with Engine(config(demo.TARGET, vram_limit="18M")) as engine:
+        assert 0 < engine.experts.slots.n_slots < engine.n_experts
+
+
+@pytest.mark.parametrize("left", [-8, 1], ids=["the model does not fit", "too little is left"])
+@pytest.mark.parametrize("door", ["engine", "llama"])
+def test_a_wrong_estimate_ends_in_the_split(monkeypatch, left, door):
+    """Loading fails, or leaves less than the margin, and nothing is lost."""
+    from spac.llama_cpp_python.llama import Llama
+
+    with closing(ModelPair(config(demo.TARGET), None, all_rows=False)) as pair:
+        taken = pair.devices[0].memory.used
+    monkeypatch.setattr(pair_module, "all_fit", lambda config, *_: config.leaves_split)
+    options = config(demo.TARGET, vram_limit=f"{(taken >> 20) + left}M")
+    with Engine(config(demo.TARGET, slots=40)) as engine:
+        wanted = text_of(engine)
+    start = Engine if door == "engine" else Llama.from_config
+    with closing(start(options)) as opened:
+        engine = opened if door == "engine" else opened.engine
+        notes = engine.notes
+        assert not engine._pair.whole
+        assert engine.experts.slots.n_slots > 0
+        [note] = [each for each in notes if "the split stays, for without it " in each]
+        assert ("too little of simulated is left" if left > 0 else "are needed") in note
+        assert NOTE not in notes
+        assert text_of(engine) == wanted
+
+
+def test_refusals_say_what_to_do():
+    with Engine(config(demo.TARGET)) as engine:
+        remedy = "target.gguf runs without the split, for all its experts fit: start with --slots"
+        for call in (
+            lambda: engine.set_slots(4),
+            lambda: engine.set_vram_limit("1G"),
+            lambda: engine.set_scheduler("lru"),
+        ):
+            with pytest.raises(InputError, match=remedy):
+                call()
+        with pytest.raises(Refusal, match="starts with --slots or a smaller --vram-limit"):
+            change_memory(engine, {"slots": 4})
+
+
+def test_costs_are_kept_apart_from_those_of_the_split():
+    keys = []
+    for options in ({}, {"slots": 8}):
+        with closing(ModelPair(config(demo.TARGET, **options), None)) as pair:
+            keys.append(Key.of(pair).device)
+    assert keys[0] != keys[1]
+
+
+def test_doctor_tells_the_same(monkeypatch):
+    monkeypatch.setenv(env.DEVICE.name, "simulated")
+    *_, found = vram(demo.TARGET, None)
+    assert found.found.endswith("all of them fit: llama.cpp computes the model there, without the split")
+    *_, found = vram(demo.TARGET, VramLimit.parse("18M"))
+    assert "of them fit as far as contexts leave room" in found.found
+
+
+def test_two_devices(tiny_model):
+    _core.set_simulated_device(memory_mb=256)
+    _core.set_simulated_device(memory_mb=128, index=1)
+    target = tiny_model("qwen3moe", n_layer=5, n_expert=6)
+    options = {"device": "simulated,simulated1", "tensor_split": "2,1"}
+    with Engine(config(target, slots="100%", **options)) as engine:
+        wanted = text_of(engine)
+    with Engine(config(target, **options)) as engine:
+        assert engine.experts is None
+        assert text_of(engine) == wanted
+        assert all(device.memory.used for device in engine.devices)
+    _core.set_simulated_device(memory_mb=1, index=1)
+    info = check_model(target)
+    devices = choose_devices("simulated,simulated1")
+    assert not all_fit(config(target, **options), info, None, devices)
+
+
+def test_a_draft_with_experts(tiny_model):
+    target = tiny_model("qwen3moe")
+    options = {"draft": target, "draft_length": 3}
+    with Engine(config(target, slots="100%", **options)) as engine:
+        wanted = text_of(engine)
+    with Engine(config(target, **options)) as engine:
+        assert engine.experts is None
+        assert text_of(engine) == wanted
+
+
+def test_llama():
+    from spac import Llama
+
+    def complete(**options):
+        llama = Llama(str(demo.TARGET), device="simulated", n_ctx=256, state="off", verbose=False, **options)
+        with closing(llama):
+            text = llama(PROMPT, max_tokens=N_TOKENS, temperature=0.0)["choices"][0]["text"]
+            return text, llama.engine.experts is None, NOTE in llama.notes
+
+    assert complete(slots="100%")[1:] == (False, False)
+    assert complete() == (complete(slots="100%")[0], True, True)
+    assert complete(draft=str(demo.DRAFT)) == (complete()[0], True, True)
+
+
+def test_generations_on_several_threads():
+    with Engine(config(demo.TARGET, draft=demo.DRAFT, draft_length=2, parallel=3, ctx=1024)) as engine:
+        assert engine.experts is None
+        texts = []
+        threads = [threading.Thread(target=lambda: texts.append(text_of(engine))) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert len(texts) == 3
+        assert all(texts)
+        assert engine.batch_stats.hit_rate is None
