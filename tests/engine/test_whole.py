@@ -20,6 +20,7 @@ from spac.model.gguf.check import check_model
 from spac.model.pair import ModelPair
 from spac.model.whole import all_fit
 from spac.serve.admin import change_memory
+from spac.serve.metrics import _work_of
 from spac.serve.refusal import Refusal
 
 GREEDY = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
@@ -271,3 +272,4 @@ def test_generations_on_several_threads():
         assert len(texts) == 3
         assert all(texts)
         assert engine.batch_stats.hit_rate is None
+        assert _work_of(engine.batch_stats)[("activations", "host")] == 0
