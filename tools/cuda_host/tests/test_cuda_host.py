@@ -49,6 +49,37 @@ def test_the_card_is_found(package: Path) -> None:
     assert done.stdout.strip() == "['CUDA0', 'simulated']", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ({}, True),
+        ({"draft": True, "draft_length": 2}, True),
+        ({"device": "CUDA0,CUDA1"}, True),
+        ({"parallel": 2}, True),
+        ({"slots": "100%"}, False),
+        ({"vram_limit": "285M"}, False),  # The margin is 256 MiB.
+    ],
+    ids=["all", "draft", "two cards", "several", "slots", "limit"],
+)
+def test_a_model_whose_experts_all_fit(package: Path, options: dict[str, Any], whole: bool) -> None:
+    """It runs on the card itself, without the split, unless the user asks for slots or leaves too little."""
+    code = f"""
+from spac import demo
+from spac.config import EngineConfig
+from spac.engine import Engine
+options = {{"device": "CUDA0", "ctx": 512, "state": "off", "threads": 1}} | {options}
+options["draft"] = demo.DRAFT if options.get("draft") else None
+with Engine(EngineConfig(demo.TARGET, **options)) as engine:
+    generation = engine.generate("def f(n):", 12)
+    list(generation)
+    print(engine.experts is None, generation.stats.hit_rate is None)
+"""
+    card = {"PRETEND_CUDA_CARDS": "2", "PRETEND_CUDA_EXECUTE": "", "PRETEND_CUDA_VOCABULARY": "4096"}
+    environment = os.environ | card | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(whole)] * 2, done.stderr
+
+
 @pytest.mark.parametrize("scheduler", ["logistic", "moe-spac", "lru", "ewma", "static", "none"])
 @pytest.mark.parametrize("masked", [True, False])
 def test_schedulers(package: Path, scheduler: str, masked: bool) -> None:
