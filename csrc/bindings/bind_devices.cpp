@@ -85,7 +85,8 @@ void bind_devices(py::module_ & m) {
         [](const std::string & name, bool split) {
             return reinterpret_cast<std::uintptr_t>(spac::device_handle(name, split));
         },
-        py::arg("name"), py::arg("split") = true, "Return the ggml_backend_dev_t for llama_model_params.devices, as an integer.");
+        py::arg("name"), py::arg("split") = true,
+        "Return the ggml_backend_dev_t for llama_model_params.devices, as an integer.");
     py::class_<spac::SlotLayers>(m, "SlotLayers",
                                  "llama_model_params.tensor_buft_overrides that put experts of some layers elsewhere.")
         .def(py::init<>())

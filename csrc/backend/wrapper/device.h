@@ -11,7 +11,8 @@ namespace spac {
 
 // Returns the SPAC device that wraps the inner device `name`: a ggml_backend_dev_t for llama_model_params.devices. The
 // first call makes it, and it lives until the process ends. Throws InputError, which names the known devices, if the
-// name is unknown. Without `split`, it returns the inner device itself, on which llama.cpp puts experts as plain tensors.
+// name is unknown. Without `split`, it returns the inner device itself, on which llama.cpp puts experts as plain
+// tensors.
 void * device_handle(const std::string & name, bool split = true);
 
 // Returns the buffer type of the store of that SPAC device. Experts that are loaded into it have slots on this device,

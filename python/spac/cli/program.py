@@ -220,6 +220,7 @@ def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
 
     if choose_device("auto") is None and not env.DEVICE.get():
         os.environ[env.DEVICE.name] = "simulated"  # the demo is small, and shows the split
+    options.keeps_split = "the demo pair shows the split"  # on a GPU too
     return target, draft, demo
 
 
