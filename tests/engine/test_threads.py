@@ -35,12 +35,12 @@ def alone() -> dict[str, str]:
         return {prompt: "".join(engine.generate(prompt, 40)) for prompt in PROMPTS}
 
 
-def test_an_engine_that_falls_back_to_one(tmp_path: Path) -> None:
-    """A recurrent model runs one generation at a time, whatever `parallel` says."""
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_threads_share_a_model_that_keeps_a_state(tmp_path: Path, parallel: int) -> None:
     target = write_lfm2(tmp_path / "lfm2.gguf")
     prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]] * 3
-    with Engine(config(target, device="cpu", parallel=4, ctx=64)) as engine:
-        assert engine.loop is None
+    with Engine(config(target, device="cpu", parallel=parallel, ctx=64 * parallel)) as engine:
+        assert (engine.loop is None) == (parallel == 1)
         alone = [list(read(engine, prompt)) for prompt in prompts]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda prompt: read(engine, prompt), prompts)) == alone
