@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 
+import numpy as np
 import pytest
 
 from spac import _core, demo, env
@@ -12,6 +13,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import GpuLayers, VramLimit
 from spac.costs.cache import Key
 from spac.doctor.devices import vram
+from spac.doctor.selftest import decode
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import pair as pair_module
@@ -73,17 +75,22 @@ def test_the_text_is_that_of_the_split_with_all_experts(drafts):
 
 @pytest.mark.parametrize("family", ["qwen3moe", "gpt-oss", "deepseek2"])
 def test_logits_are_those_of_the_split(tiny_model, family):
-    """The next tokens' probabilities are equal, bit for bit."""
+    """All logits of a prompt and of single tokens are equal, bit for bit."""
     target = tiny_model(family)
+    tokens = np.random.default_rng(0).integers(0, 200, 40).tolist()
 
-    def steps(**options):
-        with Engine(config(target, **options)) as engine:
-            session = engine.session_with(temp=0.0)
-            session.prefill(engine.tokenize(PROMPT))
-            return [list(session.step().tokens) for _ in range(N_TOKENS)], engine.experts is None
+    def logits(**options):
+        with closing(ModelPair(config(target, **options), None)) as pair:
+            parts = [tokens[:32], *([token] for token in tokens[32:])]
+            starts = [0, *range(32, 40)]
+            return np.concatenate(
+                [decode(pair, *each) for each in zip(parts, starts, strict=True)]
+            ), pair.whole
 
-    (wanted, split), (found, whole) = steps(slots="100%"), steps()
-    assert found == wanted
+    (wanted, split), (found, whole) = logits(slots="100%"), logits()
+    np.testing.assert_array_equal(found, wanted)
+    assert wanted.shape[0] == 40
+    assert np.ptp(wanted) > 0
     assert (split, whole) == (False, True)
 
 

@@ -1,4 +1,6 @@
-"""Compile the CUDA files that the patches touch, and those that include a touched header.
+"""Compile the CUDA files that the patches touch, those that include a touched header, and our code for CUDA.
+
+It fails too if ggml-cuda calls a function of the driver that `cuda_memory.cpp` does not have.
 
 This takes minutes, where all of ggml-cuda takes half an hour. It needs nvcc and cuBLAS (PyPI's nvidia-cublas
 will do), and no GPU.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,10 +59,29 @@ def touched(build: Path) -> list[str]:
     return found
 
 
+def own() -> list[str]:
+    """Return spac's own files for CUDA."""
+    return [str(path) for path in sorted((source.ROOT / "csrc").rglob("cuda_*.cpp"))]
+
+
+def object_of(entry: dict[str, str]) -> Path:
+    """Return the object that an entry of compile_commands.json makes."""
+    words = shlex.split(entry["command"])
+    return Path(entry["directory"]) / words[words.index("-o") + 1]
+
+
+def unknown_driver_calls(entries: list[dict[str, str]]) -> set[str]:
+    """Return the driver's functions that compiled files call, and that none of them defines."""
+    objects = [object_of(entry) for entry in entries]
+    done = subprocess.run(["nm", *objects], capture_output=True, text=True, check=True)
+    symbols = {kind: set(re.findall(rf" {kind} (cu[A-Z]\w+)$", done.stdout, re.MULTILINE)) for kind in "UT"}
+    return symbols["U"] - symbols["T"]
+
+
 def compile_file(entry: dict[str, str]) -> tuple[str, float, str]:
     """Return (name, seconds, the compiler's complaints) of one entry of compile_commands.json."""
     start = time.monotonic()
-    (Path(entry["directory"]) / entry["output"]).parent.mkdir(parents=True, exist_ok=True)
+    object_of(entry).parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         entry["command"], shell=True, cwd=entry["directory"], capture_output=True, text=True, check=False
     )
@@ -76,7 +98,7 @@ def main() -> int:
     args = parser.parse_args()
     build = args.build.resolve()
     configure(build, args.architectures, args.cublas)
-    files = touched(build)
+    files = touched(build) + own()
     entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if e["file"] in files]
     assert files
     assert len(entries) == len(files)
@@ -88,7 +110,10 @@ def main() -> int:
                 failed += 1
                 print(complaint, file=sys.stderr)
     print(f"{len(files) - failed} of {len(files)} CUDA files compiled for {args.architectures}")
-    return 1 if failed else 0
+    unknown = set() if failed else unknown_driver_calls(entries)
+    if unknown:
+        print(f"cuda_memory.cpp lacks functions of the driver: {', '.join(sorted(unknown))}", file=sys.stderr)
+    return 1 if failed or unknown else 0
 
 
 if __name__ == "__main__":
