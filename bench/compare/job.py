@@ -69,7 +69,10 @@ class Job(_Json):
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt and its answer. The prompt ends, and the first token begins, with the first step."""
+    """One prompt and its answer.
+
+    In spac, the first token comes with the prompt. In the other loops, it comes with the first step.
+    """
 
     prompt_tokens: int
     prefill_s: float
@@ -81,11 +84,11 @@ class Run:
     accepted: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict)  # where the time went; spac's statistics
     text: str = ""  # a peer's answer, for which no token ids are known
-    counted: int | None = None  # the number of tokens of `text`
+    counted: int | None = None  # the number of tokens that `decode_s` and the steps made; None: all `tokens`
 
     @property
     def n_tokens(self) -> int:
-        """Return the number of generated tokens."""
+        """Return the number of tokens that were decoded."""
         return len(self.tokens) if self.counted is None else self.counted
 
     @property

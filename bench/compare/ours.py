@@ -67,16 +67,15 @@ def run(job: Job) -> Result:
             for _ in generation:
                 pass
             took = time.perf_counter() - begun
-            assert engine.session is not None
             stats = generation.stats
-            tokens = engine.session.tokens[len(prompt) : len(prompt) + job.n_predict].tolist()
             counts = {name: value - before[name] for name, value in _counts(engine).items()}
             one = Run(
                 prompt_tokens=len(prompt), prefill_s=stats.prefill_s,
                 first_token_s=stats.time_to_first_token_s or 0.0, decode_s=took - stats.prefill_s,
-                tokens=tokens, steps=stats.steps, drafted=stats.drafted_tokens,
+                tokens=generation.tokens, steps=stats.steps, drafted=stats.drafted_tokens,
                 accepted=stats.accepted_tokens,
                 figures={**figures_of(stats, counts), "queue_s": watch.queue_s},
+                counted=max(0, len(generation.tokens) - 1),  # The first token comes with the prompt.
             )  # fmt: skip
             found.append(asdict(one))
         bound = watch.bound()
@@ -85,19 +84,20 @@ def run(job: Job) -> Result:
             load_s=stats.load_s,
             notes=engine.notes,
             bound=bound,
-            follow_ups_s=follow_ups(engine, job),
+            follow_ups_s=follow_ups(engine, job, [*job.prompts[-1], *generation.tokens]),
             **memory_of(engine, stats),
         )
 
 
-def follow_ups(engine: Engine, job: Job) -> list[float]:
-    """Return the seconds to the first token of follow-ups, each behind all that the memory holds."""
+def follow_ups(engine: Engine, job: Job, text: list[int]) -> list[float]:
+    """Return the seconds to the first token of follow-ups, each behind `text` and the follow-ups before."""
     found = []
-    assert engine.session is not None
-    for tokens in job.follow_ups(len(engine.session.tokens)):
-        generation = engine.generate([*engine.session.tokens.tolist(), *tokens], 1)
+    for tokens in job.follow_ups(len(text)):
+        text = [*text, *tokens]
+        generation = engine.generate(text, 1)
         for _ in generation:
             pass
+        text += generation.tokens
         found.append(generation.stats.time_to_first_token_s or 0.0)
     return found
 

@@ -3,10 +3,13 @@
 #include "bindings/bindings.h"
 #include "session/grammar.h"
 #include "session/llama_models.h"
+#include "session/prompt_graph.h"
+#include "session/session.h"
 
 #include <pybind11/stl.h>
 
 #include <exception>
+#include <optional>
 
 namespace py = pybind11;
 using py::gil_scoped_acquire;
@@ -172,6 +175,7 @@ void bind_llama(py::module_ & m) {
         "chat_template", [](Address model) { return py::bytes(spac::chat_template(model)); }, arg("model"));
 
     m.def("model_vocabulary", &spac::model_vocabulary, arg("model"));
+    m.def("n_model_tokens", &spac::n_model_tokens, arg("model"));
     m.def("begin_token", &spac::begin_token, arg("model"));
     m.def("adds_begin", &spac::adds_begin, arg("model"));
     m.def("is_end", &spac::is_end, arg("model"), arg("token"));
@@ -198,6 +202,19 @@ void bind_llama(py::module_ & m) {
     m.def("decode", &decode, arg("context"), arg("tokens"), arg("position"), arg("logits"));
     m.def("logits", &logits, arg("context"), arg("n_rows"));
     m.def("synchronize", &spac::synchronize, arg("context"), Release());
+    m.def(
+        "vocab_mismatch",
+        [](Address target, Address draft) -> std::optional<py::str> {
+            const auto reason = spac::vocab_mismatch(reinterpret_cast<void *>(target), reinterpret_cast<void *>(draft));
+            return reason ? std::optional(spac::bindings::message(*reason)) : std::nullopt;
+        },
+        arg("target_model"), arg("draft_model"));
+    m.def(
+        "graph_bytes",
+        [](Address context, int n_tokens) {
+            return spac::graph_bytes(reinterpret_cast<llama_context *>(context), n_tokens);
+        },
+        arg("context"), arg("n_tokens"), Release());
     m.def("grammar_of_schema", &spac::grammar_of_schema, arg("schema"), Release());
     m.def(
         "check_grammar", [](Address model, const std::string & text) { spac::check_grammar(model, text); },

@@ -1,6 +1,6 @@
-// Bindings of the steps of several sequences.
+// Bindings of the steps of a loop.
 #include "bindings/bindings.h"
-#include "bindings/session_holder.h"
+#include "bindings/loop_arguments.h"
 #include "session/parallel.h"
 
 #include <pybind11/stl.h>
@@ -15,7 +15,10 @@ py::object probabilities(const SequenceStep & self) {
     if (!self.probabilities) {
         return py::none();
     }
-    return spac::bindings::arrays_of(*self.probabilities);
+    const auto &                found = *self.probabilities;
+    const spac::bindings::Shape shape = {static_cast<py::ssize_t>(found.chosen.size()), found.n_top};
+    return py::make_tuple(spac::bindings::copy_of(found.chosen), py::array_t<int32_t>(shape, found.top_ids.data()),
+                          py::array_t<float>(shape, found.top.data()));
 }
 
 py::dict experts(const SequenceStep & self) {
@@ -34,17 +37,18 @@ py::dict experts(const SequenceStep & self) {
 } // namespace
 
 void bind_parallel(py::module_ & m) {
+    spac::bindings::bind_events(m);
     py::class_<SequenceStep>(m, "SequenceStep", "The result of one step for one of its sequences.")
         .def_readonly("id", &SequenceStep::id)
         .def_property_readonly("tokens", [](const SequenceStep & self) { return spac::bindings::copy_of(self.tokens); })
         .def_readonly("n_drafted", &SequenceStep::n_drafted)
         .def_readonly("n_accepted", &SequenceStep::n_accepted)
-        .def_property_readonly("n_steps", [](const SequenceStep &) { return 1; })
+        .def_readonly("n_steps", &SequenceStep::n_steps)
         .def_readonly("draft_ns", &SequenceStep::draft_ns)
         .def_readonly("verify_ns", &SequenceStep::verify_ns)
         .def_readonly("sample_ns", &SequenceStep::sample_ns)
         .def_property_readonly("seconds", [](const SequenceStep & self) { return static_cast<double>(self.ns) / 1e9; })
-        .def_property_readonly("reason", [](const SequenceStep & self) { return to_string(self.reason); })
+        .def_property_readonly("reason", [](const SequenceStep & self) { return self.is_end ? "stop" : ""; })
         .def_property_readonly("probabilities", &probabilities)
         .def_property_readonly("experts", &experts);
     py::class_<ParallelStep>(m, "ParallelStep", "The result of one step of several sequences.")

@@ -1,14 +1,14 @@
 // Bindings of llama.cpp's server_context. Its calls run without the GIL, and its events with it.
 #include "bindings/bindings.h"
-#include "bindings/session_holder.h"
+#include "bindings/loop_arguments.h"
+#include "core/home_process.h"
 #include "hooks/server_loop.h"
 
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <iterator>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -42,55 +42,52 @@ class PyServerLoop {
     std::unique_ptr<LoopResponse> begin(const std::string & route, const py::bytes & body,
                                         const std::map<std::string, std::string> & params,
                                         const std::map<std::string, std::string> & headers) {
-        if (loop_ == nullptr) {
-            throw spac::InputError("the server is closed");
-        }
-        return loop_->begin({route, std::string(body), params, headers, {}});
+        return get().begin({route, std::string(body), params, headers, {}});
     }
 
-    // Begins a completion with a session's sampling parameters, whose steps the answer has.
+    // Begins a completion with sampling parameters, whose steps the answer has.
     std::unique_ptr<LoopResponse> generate(const py::bytes & body, size_t n_unseen, int n_top,
                                            const py::kwargs & sampling) {
-        if (loop_ == nullptr) {
-            throw spac::InputError("the engine is closed");
-        }
         spac::LoopRequest request;
         request.route = "completion";
         request.body  = std::string(body);
         request.own   = spac::JoinConfig{spac::bindings::sampling_config(sampling), n_unseen, n_top};
-        return loop_->begin(request);
+        return get().begin(request);
     }
 
-    // Sets the callback of one of a session's events, or of those of LoopListeners. None removes it.
+    // Sets the callback of an event of Listeners or LoopListeners. None removes it.
     void on(const std::string & event, const py::object & callback) {
-        static const char * const own[] = {"draft_length", "step_end"};
-        if (std::find(std::begin(own), std::end(own), event) == std::end(own)) {
-            spac::bindings::check_callback(event, callback);
-        }
+        spac::bindings::check_callback(event, callback);
         callbacks_[event] = callback;
         if (callback.is_none()) {
             callbacks_.erase(event);
         }
-        if (loop_ == nullptr) {
-            throw spac::InputError("the server is closed");
-        }
-        loop_->set_listeners(spac::bindings::listeners(callbacks_, keeps_draft_routes_), loop_listeners());
+        get().set_listeners(spac::bindings::listeners(callbacks_, keeps_draft_routes_), loop_listeners());
     }
 
     void keep_draft_routes(bool keeps) {
-        if (loop_ == nullptr) {
-            throw spac::InputError("the server is closed");
-        }
-        loop_->set_listeners(spac::bindings::listeners(callbacks_, keeps), loop_listeners());
+        get().set_listeners(spac::bindings::listeners(callbacks_, keeps), loop_listeners());
         keeps_draft_routes_ = keeps;
     }
 
+    // A child of the process has none of the loop's threads, so it cannot end the loop.
     void close() {
+        if (!home_.is_here()) {
+            static_cast<void>(loop_.release());
+        }
         const py::gil_scoped_release release;
         loop_.reset();
     }
 
   private:
+    ServerLoop & get() const {
+        if (loop_ == nullptr) {
+            throw spac::InputError("the engine is closed");
+        }
+        home_.check("the engine");
+        return *loop_;
+    }
+
     // Returns a function that calls a callback with the GIL, or an empty one.
     template <typename Result, typename... Arguments>
     std::function<Result(Arguments...)> calling(const char * event) const {
@@ -107,6 +104,7 @@ class PyServerLoop {
     spac::LoopListeners loop_listeners() const {
         spac::LoopListeners more;
         more.draft_length = calling<int, int, int>("draft_length");
+        more.text_begin   = calling<void, uint64_t>("text_begin");
         more.step_end     = calling<void, const spac::ParallelStep &, double>("step_end");
         more.together     = [](const std::function<void()> & listeners) {
             const py::gil_scoped_acquire acquire;
@@ -115,6 +113,7 @@ class PyServerLoop {
         return more;
     }
 
+    spac::HomeProcess           home_;
     py::object                  owner_;
     spac::bindings::Callbacks   callbacks_;
     bool                        keeps_draft_routes_ = false;
@@ -132,7 +131,9 @@ void bind_server(py::module_ & m) {
         .def_property_readonly("is_stream", &LoopResponse::is_stream)
         .def("run", &LoopResponse::run, py::call_guard<py::gil_scoped_release>())
         .def("next", &next_part)
+        .def_property_readonly("number", &LoopResponse::number)
         .def("steps", &LoopResponse::steps)
+        .def("raise_fault", &LoopResponse::raise)
         .def("cancel", &LoopResponse::cancel)
         .def("close", &LoopResponse::close, py::call_guard<py::gil_scoped_release>());
     py::class_<spac::Gate, std::shared_ptr<spac::Gate>>(
@@ -142,15 +143,15 @@ void bind_server(py::module_ & m) {
         .def("__enter__", &spac::Gate::work, py::call_guard<py::gil_scoped_release>())
         .def("__exit__", [](spac::Gate & self, const py::args &) { self.leave(); });
     py::class_<PyServerLoop>(m, "ServerLoop", "llama.cpp's server_context on models that are loaded.")
-        .def(py::init([](const std::string & path, const std::string & name, const py::object & target_ctx,
-                         const py::object & draft_ctx, std::shared_ptr<spac::Experts> experts,
+        .def(py::init([](const std::string & path, const std::string & name, std::uintptr_t target_ctx,
+                         std::optional<std::uintptr_t> draft_ctx, std::shared_ptr<spac::Experts> experts,
                          std::shared_ptr<spac::Trace> trace, std::shared_ptr<spac::Experts> draft_experts,
                          std::shared_ptr<spac::Gate> gate, const py::object & owner, const std::string & chat_template,
                          const std::string & slot_folder, const std::string & projector_file,
                          std::shared_ptr<spac::Projector>                                    projector,
                          const std::vector<std::tuple<std::string, std::uintptr_t, float>> & adapters, bool reasons,
                          int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
-                         bool is_verbose, bool embeds, const py::kwargs & keywords) {
+                         bool is_verbose, bool embeds, int n_slots, const py::kwargs & keywords) {
                  spac::LoopConfig config;
                  config.path               = path;
                  config.name               = name;
@@ -163,17 +164,21 @@ void bind_server(py::module_ & m) {
                  config.prefills           = prefills;
                  config.template_variables = std::move(template_variables);
                  config.embeds             = embeds;
+                 config.n_slots            = n_slots;
                  config.is_verbose         = is_verbose;
                  for (const auto & [file, address, scale] : adapters) {
                      config.adapters.push_back({file, reinterpret_cast<void *>(address), scale});
                  }
-                 config.session.target_ctx    = spac::bindings::context_pointer(target_ctx, "target_ctx");
-                 config.session.draft_ctx     = spac::bindings::context_pointer(draft_ctx, "draft_ctx");
+                 config.session.target_ctx    = reinterpret_cast<void *>(target_ctx);
+                 config.session.draft_ctx     = reinterpret_cast<void *>(draft_ctx.value_or(0));
                  config.session.experts       = std::move(experts);
                  config.gate                  = gate != nullptr ? std::move(gate) : config.gate;
                  config.session.trace         = std::move(trace);
                  config.session.draft_experts = std::move(draft_experts);
                  spac::bindings::apply_keywords(keywords, config.session);
+                 if (!embeds) {
+                     spac::check_contexts(config.session, n_slots);
+                 }
                  return std::make_unique<PyServerLoop>(config, owner);
              }),
              py::arg("path"), py::arg("name"), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
@@ -182,7 +187,7 @@ void bind_server(py::module_ & m) {
              py::arg("slot_folder") = "", py::arg("projector_file") = "", py::arg("projector") = py::none(),
              py::arg("adapters") = py::list(), py::arg("reasons") = true, py::arg("reasoning_budget") = -1,
              py::arg("prefills") = true, py::arg("template_variables") = std::map<std::string, std::string>(),
-             py::arg("is_verbose") = false, py::arg("embeds") = false)
+             py::arg("is_verbose") = false, py::arg("embeds") = false, py::arg("n_slots") = 1)
         .def_static("media_marker", &ServerLoop::media_marker)
         .def_property_readonly_static("routes", [](const py::object &) { return ServerLoop::routes(); })
         .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),

@@ -22,7 +22,6 @@ void bind_tap(pybind11::module_ & m);
 void bind_slot_table(pybind11::module_ & m);
 void bind_logistic(pybind11::module_ & m);
 void bind_prompts(pybind11::module_ & m);
-void bind_session(pybind11::module_ & m);
 void bind_parallel(pybind11::module_ & m);
 void bind_server(pybind11::module_ & m);
 

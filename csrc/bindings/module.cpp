@@ -3,7 +3,6 @@
 #include "bindings/bindings.h"
 #include "core/error.h"
 #include "session/llama_models.h"
-#include "session/session.h"
 
 namespace py = pybind11;
 
@@ -32,15 +31,13 @@ static void translate(std::exception_ptr pointer) {
         raise("DeviceError", error);
     } catch (const spac::InternalError & error) {
         raise("InternalError", error);
-    } catch (const spac::Cancelled & error) {
-        raise("Cancelled", error);
     } catch (const spac::Error & error) {
         raise("SpacError", error);
     }
 }
 
 PYBIND11_MODULE(_core, m) {
-    m.doc() = "The mechanism of spac: devices, experts, sessions.";
+    m.doc() = "The mechanism of spac: devices, experts, llama.cpp's loop.";
     py::register_local_exception_translator(&translate);
     m.attr("__version__")              = SPAC_VERSION;
     m.attr("llama_cpp_python_version") = SPAC_LLAMA_CPP_PYTHON_VERSION;
@@ -60,7 +57,6 @@ PYBIND11_MODULE(_core, m) {
     bind_slot_table(m);
     bind_logistic(m);
     bind_prompts(m);
-    bind_session(m);
     bind_parallel(m);
     bind_server(m);
 }

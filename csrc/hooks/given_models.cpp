@@ -48,6 +48,10 @@ bool GivenModels::has(const llama_adapter_lora * adapter) const {
     return std::find(adapters_.begin(), adapters_.end(), adapter) != adapters_.end();
 }
 
+int GivenModels::context_of(const llama_model * model) const {
+    return given_[0].model == model ? static_cast<int>(llama_n_ctx_seq(given_[0].context)) : 0;
+}
+
 } // namespace spac
 
 using spac::given;
@@ -62,6 +66,7 @@ llama_adapter_lora * __real_llama_adapter_lora_init(llama_model * model, const c
 void                 __real_llama_adapter_lora_free(llama_adapter_lora * adapter);
 mtmd_context * __real_mtmd_init_from_file(const char * path, const llama_model * model, mtmd_context_params params);
 void           __real_mtmd_free(mtmd_context * projector);
+int32_t        __real_llama_model_n_ctx_train(const llama_model * model);
 void           __real_llama_attach_threadpool(llama_context * context, ggml_threadpool_t pool, ggml_threadpool_t batch);
 
 llama_model * __wrap_llama_model_load_from_file(const char * path, llama_model_params params) {
@@ -126,5 +131,11 @@ void __wrap_mtmd_free(mtmd_context * projector) {
     if (given == nullptr || given->projector() != projector) {
         __real_mtmd_free(projector);
     }
+}
+
+// The server would cut a slot's context to the length of the training, also with --rope-scaling.
+int32_t __wrap_llama_model_n_ctx_train(const llama_model * model) {
+    const int32_t trained = __real_llama_model_n_ctx_train(model);
+    return given == nullptr ? trained : std::max(trained, given->context_of(model));
 }
 }

@@ -31,9 +31,11 @@ class GivenModels : NotCopied {
     // Returns the next adapter to give, or null.
     llama_adapter_lora * next_adapter();
     mtmd_context *       projector() const { return projector_; }
-    bool                 has(const llama_model * model) const;
-    bool                 has(const llama_context * context) const;
-    bool                 has(const llama_adapter_lora * adapter) const;
+    // Returns the tokens of a sequence in the target's context; 0 for other models.
+    int  context_of(const llama_model * model) const;
+    bool has(const llama_model * model) const;
+    bool has(const llama_context * context) const;
+    bool has(const llama_adapter_lora * adapter) const;
 
   private:
     GivenModel                        given_[2];

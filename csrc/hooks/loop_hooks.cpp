@@ -3,7 +3,6 @@
 #include "../src/llama-context.h" // for whether it makes embeddings, which no public function returns
 #include "backend/experts/experts.h"
 #include "core/error.h"
-#include "session/checkpoints.h"
 #include "session/llama_models.h"
 #include "session/token_sampler.h"
 
@@ -21,11 +20,15 @@ thread_local LoopHooks * hooks      = nullptr;
 constexpr auto           no_numbers = "the model's logits are no finite numbers";
 
 std::mutex  fault_lock;
-std::string fault; // why the last decode failed, where it is known
+std::string fault; // why the last decode or image failed, where it is known
 
-void set_fault(std::string cause) {
-    const std::lock_guard hold(fault_lock);
-    fault = std::move(cause);
+// Returns the error that llama.cpp's status of a decode stands for.
+std::exception_ptr fault_of(int status, int n_tokens) {
+    const auto what = "llama.cpp could not evaluate " + std::to_string(n_tokens) + " tokens: ";
+    if (status == -2) {
+        return std::make_exception_ptr(MemoryError(what + "out of memory; give a smaller --ubatch or fewer --slots"));
+    }
+    return std::make_exception_ptr(DeviceError(what + "the computation failed"));
 }
 
 bool is_bad(float logit) { return std::isnan(logit) || logit == INFINITY; }
@@ -40,9 +43,28 @@ class Region : NotCopied {
     Gate & gate_;
 };
 
+// While it lives, llama.cpp cuts a batch into graphs of `n_tokens` at most, in the buffers that the context has.
+class GraphSize : NotCopied {
+  public:
+    GraphSize(const llama_context & ctx, int n_tokens)
+        : cparams_(const_cast<llama_cparams &>(ctx.get_cparams())), before_(cparams_.n_ubatch) {
+        cparams_.n_ubatch = std::min(before_, static_cast<uint32_t>(n_tokens));
+    }
+    ~GraphSize() { cparams_.n_ubatch = before_; }
+
+  private:
+    llama_cparams & cparams_;
+    uint32_t        before_;
+};
+
 } // namespace
 
 LoopHooks * LoopHooks::current() { return hooks; }
+
+void LoopHooks::set_fault(std::string cause) {
+    const std::lock_guard hold(fault_lock);
+    fault = std::move(cause);
+}
 
 std::string LoopHooks::last_fault() {
     const std::lock_guard hold(fault_lock);
@@ -54,6 +76,9 @@ LoopHooks::LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, s
     : target_(target), experts_(experts), trace_(std::move(trace)), gate_(std::move(gate)), n_slots_(n_slots),
       demand_(std::move(experts)), graph_(target) {
     demand_.set_step_tokens(n_rows);
+    if (experts_ != nullptr) {
+        experts_->set_staged_tokens(graph_.small());
+    }
 }
 
 LoopHooks::~LoopHooks() { detach(); }
@@ -156,19 +181,13 @@ void LoopHooks::end_draft(const llama_tokens & all) {
     }
 }
 
-bool LoopHooks::accept(int slot, int n) {
+bool LoopHooks::accept() {
     const auto found = samplers_.find(sampler_);
     if (found != samplers_.end() && found->second.step) {
         auto [step, row] = *std::exchange(found->second.step, std::nullopt);
         found->second.request->push(std::move(step), row);
     }
-    if (drafts_ == nullptr || is_drafting_) {
-        return false;
-    }
-    is_drafting_ = true;
-    drafts_->accept(static_cast<size_t>(slot), n, {});
-    is_drafting_ = false;
-    return true;
+    return drafts_ != nullptr && !is_drafting_;
 }
 
 int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs, int n_asking,
@@ -197,15 +216,27 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         parts_.clear();
         status = embeds ? run() : n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
-    auto cause = remote_loss_of(target_);
-    if (cause.empty() && status == 0 && !embeds && !is_finite(n_outputs)) {
+    verified_ = Clock::now();
+    std::exception_ptr fault;
+    std::string        cause = remote_loss_of(target_);
+    if (!cause.empty()) {
+        fault = std::make_exception_ptr(DeviceError(cause));
+    } else if (status == 0 && !embeds && !is_finite(n_outputs)) {
         cause = no_numbers;
+        fault = std::make_exception_ptr(Error(cause));
         forget();
+    } else if (status < 0) {
+        fault = fault_of(status, n_tokens);
     }
     const bool fails = !cause.empty() || status == 2; // llama.cpp's loop does not know 2, and lets slots go on after it
     n_awaited_       = fails || embeds || status != 0 ? 0 : n_asking;
     if (fails || status != 0) {
         set_fault(std::move(cause));
+    }
+    for (const auto & [sampler, each] : samplers_) {
+        if (fault != nullptr && each.request != nullptr) {
+            each.request->fail(fault);
+        }
     }
     return fails ? -3 : status;
 }
@@ -229,16 +260,18 @@ void LoopHooks::forget() {
     for (const auto & [sequence, n] : windows_) {
         sequences.insert(sequence);
     }
-    auto * const                        memory = llama_get_memory(target_);
-    std::map<llama_seq_id, MemoryState> others;
+    auto * const                                 memory = llama_get_memory(target_);
+    std::map<llama_seq_id, std::vector<uint8_t>> others;
     for (llama_seq_id i = 0; i < n_slots_; ++i) {
         if (sequences.count(i) == 0 && llama_memory_seq_pos_max(memory, i) >= 0) {
-            others.emplace(i, MemoryState(target_, MemoryState::Part::all, i));
+            auto & state = others[i];
+            state.resize(llama_state_seq_get_size(target_, i));
+            llama_state_seq_get_data(target_, state.data(), state.size(), i);
         }
     }
     llama_memory_clear(memory, true);
     for (const auto & [i, state] : others) {
-        state.restore(target_, i);
+        llama_state_seq_set_data(target_, state.data(), state.size(), i);
     }
 }
 
@@ -255,6 +288,10 @@ void LoopHooks::check(const llama_model * model, common_params_sampling & params
     params.n_prev             = std::min(params.n_prev, std::max(most, 64));
     // A client may ask for it, but its graphs are not those of the split.
     params.backend_sampling = false;
+    if (more_.text_begin) {
+        const auto request = OwnRequest::of(params);
+        more_.text_begin(request != nullptr ? request->number() : 0);
+    }
 }
 
 // Counts the grammar's work since the last call for the sampler that was the last one. `next` is the next one, or null.
@@ -334,7 +371,6 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
         step_.batch);
     count_parts(false);
     demand_.take(step_.batch);
-    verified_              = Clock::now();
     step_.batch.verify_ns  = ns_since(start);
     step_.batch.n_verified = n_tokens;
     has_drafted_           = status == 1; // the loop makes room, and decodes the draft again
@@ -345,16 +381,21 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
 // Runs a decode of prompts, and of what else is in their batch. `n_outputs` is above 0 if one of them ends.
 int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, int n_outputs) {
     SpanScope scope(*trace_, Activity::prefill);
-    scope.span.count  = n_tokens;
-    const auto start  = Clock::now();
-    int        status = 0;
+    scope.span.count    = n_tokens;
+    const auto start    = Clock::now();
+    const bool has_tail = n_outputs > 0 && listeners_.prompt_tail;
+    int        status   = 0;
     do {
-        graph_.choose(n_tokens, listeners_.prompt_graph);
+        const GraphSize size(*target_, graph_.choose(n_tokens, listeners_.prompt_graph));
+        const NotedTail tail(has_tail ? experts_.get() : nullptr, NotedTail::route_tokens);
         status = run();
         llama_synchronize(target_);
     } while (status == -2 && graph_.fails());
-    if (status == 0 && n_outputs > 0 && listeners_.prompt_tail) {
-        listeners_.prompt_tail();
+    if (std::vector<int32_t> ids; status == 0 && has_tail && experts_ != nullptr) {
+        experts_->routes(ids);
+        if (!ids.empty()) { // blocks that cannot be split, as those with an adapter, note none
+            listeners_.prompt_tail();
+        }
     }
     has_drafted_     = false; // a draft that was verified beside a prompt is none of the next step's
     step_.n_prompt   = n_tokens - n_outputs;
@@ -378,8 +419,9 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
     sequence.tokens     = tokens;
     sequence.n_drafted  = n_drafted;
     sequence.n_accepted = n_drafted > 0 ? static_cast<int>(tokens.size()) - 1 : 0;
-    hand_out(sequence, row);
+    note(sequence, row);
     if (n_awaited_ == 0) {
+        hand_out();
         return;
     }
     auto & batch = step_.batch;
@@ -387,22 +429,40 @@ void LoopHooks::sampled(const llama_context * ctx, const llama_tokens & tokens, 
     batch.n_drafted += n_drafted;
     batch.n_accepted += sequence.n_accepted;
     step_.sequences.push_back(std::move(sequence));
+    // The last slot's step is handed out after the listeners have seen it. The server may end the others before that.
     if (--n_awaited_ == 0) {
-        end_step();
+        try {
+            end_step();
+        } catch (...) {
+            hand_out();
+            throw;
+        }
+    }
+    hand_out();
+}
+
+// Hands the steps out that are noted. One with a draft waits for accept(), because a server that cannot undo a draft
+// goes back to the state before it, and samples once more.
+void LoopHooks::hand_out() {
+    for (auto & [sampler, each] : samplers_) {
+        if (each.step && each.step->first.n_drafted == 0) {
+            auto [step, row] = *std::exchange(each.step, std::nullopt);
+            each.request->push(std::move(step), row);
+        }
     }
 }
 
-// Hands a step out to the request of the sampler that has sampled last. One with a draft waits for accept(), because a
-// server that cannot undo a draft goes back to the state before it, and samples once more.
-void LoopHooks::hand_out(SequenceStep step, int row) {
+// Notes a step of the request of the sampler that has sampled last.
+void LoopHooks::note(SequenceStep step, int row) {
     const auto found = samplers_.find(sampler_);
     if (found == samplers_.end() || found->second.request == nullptr) {
         return;
     }
     if (llama_vocab_is_eog(llama_model_get_vocab(llama_get_model(target_)), step.tokens.back())) {
-        step.reason = StopReason::stop;
+        step.is_end = true;
     }
     if (step_.verified) {
+        step.n_steps   = 1;
         step.draft_ns  = step_.batch.draft_ns;
         step.verify_ns = step_.batch.verify_ns;
         step.sample_ns = ns_since(verified_);
@@ -413,11 +473,7 @@ void LoopHooks::hand_out(SequenceStep step, int row) {
             step.experts = parts_[i];
         }
     }
-    if (step.n_drafted > 0) {
-        found->second.step = {std::move(step), row};
-    } else {
-        found->second.request->push(std::move(step), row);
-    }
+    found->second.step = {std::move(step), row};
 }
 
 bool LoopHooks::skips(const common_sampler * sampler) {
@@ -448,18 +504,25 @@ void LoopHooks::count_parts(bool begins) {
 
 void LoopHooks::end_step() {
     const Region region(*gate_);
-    int64_t      ns = step_.prefill_ns;
     if (step_.verified) {
-        ns                    = ns_since(start_);
         step_.batch.n_steps   = 1;
-        step_.batch.sample_ns = ns - step_.batch.verify_ns - step_.batch.draft_ns;
+        step_.batch.sample_ns = ns_since(verified_);
+        if (trace_->on()) {
+            Span span;
+            span.activity = Activity::sample;
+            span.count    = step_.batch.n_accepted;
+            span.end_ns   = Trace::now();
+            span.start_ns = span.end_ns - step_.batch.sample_ns;
+            trace_->add(span);
+        }
     }
-    const auto listen = [&] {
+    const SpanScope scope(*trace_, Activity::observe);
+    const auto      listen = [&] {
         if (step_.verified && listeners_.verify_end) {
             listeners_.verify_end(step_.batch);
         }
         if (more_.step_end) {
-            more_.step_end(step_, static_cast<double>(ns) / 1e9);
+            more_.step_end(step_, static_cast<double>(step_.verified ? ns_since(start_) : step_.prefill_ns) / 1e9);
         }
     };
     if (more_.together) {

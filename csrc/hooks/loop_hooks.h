@@ -35,7 +35,8 @@ class LoopHooks : NotCopied {
   public:
     // Returns the hooks of the loop that runs on this thread, or null.
     static LoopHooks * current();
-    // Returns why the last decode of any loop failed, where it is known.
+    // Notes why a decode or an image has failed, and returns it for the last one of any loop.
+    static void        set_fault(std::string cause);
     static std::string last_fault();
 
     // `gate` is held while the loop drafts, decodes the target and calls listeners. `n_slots` is the number of its
@@ -61,8 +62,8 @@ class LoopHooks : NotCopied {
 
     // Drafts for all slots that ask for it. `run` is llama.cpp's function.
     void draft(common_speculative * spec, const std::function<void()> & run);
-    // Notes that `n` tokens of a slot's last draft were accepted. Returns false if llama.cpp's loop has drafted.
-    bool accept(int slot, int n);
+    // Notes that a draft's tokens were accepted. Returns false if llama.cpp's loop has drafted.
+    bool accept();
     // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its tokens. `n_asking`
     // sequences want logits. `windows` has the tokens in their order. Returns -3 if the logits are no finite numbers,
     // if an RPC server was lost, or if `stop` was called.
@@ -71,7 +72,8 @@ class LoopHooks : NotCopied {
     // Ends a decode of the target early. Any thread may call it.
     void stop() noexcept { interrupt_.cancel(); }
 
-    // Checks what a request asks of its sampler. Throws InputError for a grammar that llama.cpp does not survive.
+    // Checks what a request asks of its sampler, and tells that its text begins. Throws InputError for a grammar that
+    // llama.cpp does not survive.
     void check(const llama_model * model, common_params_sampling & params);
     // Notes a new sampler, after its check, its copy, and its end.
     void add(const common_sampler * sampler, const common_params_sampling & params);
@@ -93,7 +95,7 @@ class LoopHooks : NotCopied {
         GrammarBudget                               budget;
         std::shared_ptr<OwnRequest>                 request;       // null: one of a client
         size_t                                      n_skipped = 0; // tokens of its prompt
-        std::optional<std::pair<SequenceStep, int>> step;          // which the server may still undo, and its first row
+        std::optional<std::pair<SequenceStep, int>> step;          // which is not handed out, and its first row
     };
 
     int  verify(const std::function<int()> & run, int n_tokens);
@@ -104,7 +106,8 @@ class LoopHooks : NotCopied {
     void forget();
     void count_grammar(const common_sampler * next);
     void count_parts(bool begins);
-    void hand_out(SequenceStep step, int row);
+    void note(SequenceStep step, int row);
+    void hand_out();
 
     llama_context *                           target_;
     std::shared_ptr<Experts>                  experts_;

@@ -3,6 +3,7 @@
 
 #include "session/parallel.h"
 
+#include <cstdint>
 #include <functional>
 
 namespace spac {
@@ -11,6 +12,9 @@ namespace spac {
 struct LoopListeners {
     // Returns how many tokens each of the slots that draft may draft in the next step.
     std::function<int(int n_slots, int n_max)> draft_length;
+    // Called before the prompt of a request's text is read, with the number of an own request, or 0. What it throws
+    // refuses the request.
+    std::function<void(uint64_t number)> text_begin;
     // Called when a decode's tokens are sampled. Each slot that sampled is one of the step's sequences. A decode with
     // prompts is no verification, and its drafts do not count.
     std::function<void(const ParallelStep & step, double seconds)> step_end;

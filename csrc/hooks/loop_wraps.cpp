@@ -44,9 +44,11 @@ common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11cha
 
 common_json __wrap__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
     const std::string & message, error_type type) {
-    const std::string caught = "got exception: "; // of a slot
-    std::string       cause  = message.rfind(caught, 0) == 0 ? message.substr(caught.size()) : message;
-    if (cause == "Compute error.") {
+    std::string cause = message;
+    for (const std::string prefix : {"got exception: ", "Failed to initialize samplers: "}) { // of a slot
+        cause = cause.rfind(prefix, 0) == 0 ? cause.substr(prefix.size()) : cause;
+    }
+    if (cause == "Compute error." || cause == "failed to process mtmd chunk") {
         const auto known = LoopHooks::last_fault();
         cause            = known.empty() ? cause : known;
     }
@@ -71,7 +73,7 @@ void __real__Z25common_speculative_acceptP18common_speculativeit(common_speculat
 void __wrap__Z25common_speculative_acceptP18common_speculativeit(common_speculative * spec, llama_seq_id slot,
                                                                  uint16_t n) {
     auto * const hooks = LoopHooks::current();
-    if (hooks == nullptr || !hooks->accept(slot, n)) {
+    if (hooks == nullptr || !hooks->accept()) {
         __real__Z25common_speculative_acceptP18common_speculativeit(spec, slot, n);
     }
 }
@@ -88,8 +90,18 @@ __wrap__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const lla
         return __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
     }
     hooks->check(model, params);
-    auto * const sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
-    const auto   request = spac::OwnRequest::of(params);
+    common_sampler * sampler = nullptr;
+    try {
+        sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
+    } catch (const std::exception & error) {
+        // common loses the grammar's message about the beginning of an answer.
+        const bool begins = !params.generation_prompt.empty() && !params.grammar_lazy &&
+                            common_grammar_needs_prefill(params.grammar) &&
+                            error.what() == std::string("std::exception");
+        throw spac::InputError(begins ? "the answer begins with what its schema or its tools do not allow"
+                                      : std::string("the sampler cannot be made: ") + error.what());
+    }
+    const auto request = spac::OwnRequest::of(params);
     if (request != nullptr && request->mirostat_penalizes()) {
         spac::add_penalties(sampler, model, params);
     }

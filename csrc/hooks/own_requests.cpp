@@ -58,6 +58,18 @@ std::vector<SequenceStep> OwnRequest::take() {
     return std::exchange(steps_, {});
 }
 
+void OwnRequest::fail(std::exception_ptr fault) {
+    const std::lock_guard hold(lock_);
+    fault_ = std::move(fault);
+}
+
+void OwnRequest::raise() const {
+    const std::lock_guard hold(lock_);
+    if (fault_ != nullptr) {
+        std::rethrow_exception(fault_);
+    }
+}
+
 OwnRequest::Reading::Reading(const std::shared_ptr<OwnRequest> & request) {
     reading = request == nullptr ? nullptr : &request->params_;
 }

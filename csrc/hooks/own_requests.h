@@ -8,6 +8,7 @@
 #include "common.h"
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -25,13 +26,19 @@ class OwnRequest : NotCopied {
     // Returns the request with such parameters, or null if they are of no request of this process.
     static std::shared_ptr<OwnRequest> of(const common_params_sampling & params);
 
-    size_t n_unseen() const { return config_.n_unseen; }
-    bool   mirostat_penalizes() const { return config_.sampling.mirostat_penalizes; }
+    uint64_t number() const { return params_.user_sampling_config; } // at least 1
+    size_t   n_unseen() const { return config_.n_unseen; }
+    bool     mirostat_penalizes() const { return config_.sampling.mirostat_penalizes; }
 
     // Adds a step, whose probabilities are those of rows from `first_row` on. The loop's thread calls it.
     void push(SequenceStep step, int first_row);
     // Returns the steps since the last call. Any thread may call it.
     std::vector<SequenceStep> take();
+
+    // Notes why a decode failed. The loop's thread calls it.
+    void fail(std::exception_ptr fault);
+    // Throws what was noted; does nothing otherwise. Any thread may call it.
+    void raise() const;
 
     // Makes a request the one whose body this thread reads.
     class Reading : NotCopied {
@@ -48,8 +55,9 @@ class OwnRequest : NotCopied {
     common_params_sampling    params_;
     Clock::time_point         last_;
     bool                      has_begun_ = false;
-    std::mutex                lock_; // of what follows
+    mutable std::mutex        lock_; // of what follows
     std::vector<SequenceStep> steps_;
+    std::exception_ptr        fault_;
 };
 
 } // namespace spac

@@ -1,44 +1,12 @@
-#include "hooks/request_adapters.h"
-
+// The scales of adapters in requests to llama.cpp's server that name none.
+//
+// The server keeps what a slot holds when a request without scales follows one with other scales, though it was
+// computed with those. So each request gets scales here. The linker's --wrap leads llama.cpp's parser here
+// (csrc/CMakeLists.txt).
 #include "hooks/own_requests.h"
+#include "hooks/request_settings.h"
 #include "server-common.h"
 #include "server-schema.h"
-
-#include <map>
-#include <mutex>
-
-namespace spac {
-
-namespace {
-
-std::mutex           lock; // of what follows
-std::map<int, float> scales_by_adapter;
-
-std::map<int, float> default_scales() {
-    const std::lock_guard hold(lock);
-    return scales_by_adapter;
-}
-
-} // namespace
-
-void set_adapter_scales(const std::vector<float> & scales) {
-    const std::lock_guard hold(lock);
-    scales_by_adapter.clear();
-    for (size_t i = 0; i < scales.size(); ++i) {
-        scales_by_adapter[static_cast<int>(i)] = scales[i];
-    }
-}
-
-void set_adapter_scales(const std::string & body) {
-    const auto            given = parse_lora_request(json::parse(body));
-    const std::lock_guard hold(lock);
-    for (auto & [adapter, scale] : scales_by_adapter) {
-        const auto found = given.find(adapter);
-        scale            = found == given.end() ? 0.0f : found->second;
-    }
-}
-
-} // namespace spac
 
 extern "C" {
 task_params
@@ -53,8 +21,9 @@ __wrap__ZN13server_schema22eval_llama_cmpl_schemaEPK11llama_vocabRK13common_para
     auto task =
         __real__ZN13server_schema22eval_llama_cmpl_schemaEPK11llama_vocabRK13common_paramsRKSt6vectorI16llama_logit_biasSaIS7_EERK11common_json(
             vocab, params, biases, body);
-    if (task.lora.empty()) {
-        task.lora = spac::default_scales();
+    const auto * const settings = spac::RequestSettings::current();
+    if (task.lora.empty() && settings != nullptr) {
+        task.lora = settings->adapter_scales();
     }
     if (const auto * const own = spac::OwnRequest::read()) {
         task.sampling = *own;

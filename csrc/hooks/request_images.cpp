@@ -1,26 +1,19 @@
-#include "hooks/request_images.h"
-
+// Checks of the images in requests to llama.cpp's server.
+//
+// The linker's --wrap leads its calls here (csrc/CMakeLists.txt). They come from the threads that answer requests.
+#include "backend/device/device.h"
 #include "backend/experts/experts.h"
 #include "core/error.h"
 #include "download.h"
+#include "hooks/loop_hooks.h"
+#include "hooks/request_settings.h"
 #include "mtmd-helper.h"
 #include "mtmd.h"
 #include "session/projector.h"
 
-#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
-
-namespace spac {
-
-namespace {
-std::atomic<int> image_limit{0};
-}
-
-void set_image_limit(int n_tokens) { image_limit.store(n_tokens); }
-
-} // namespace spac
 
 using spac::InputError;
 
@@ -51,7 +44,8 @@ int32_t __wrap_mtmd_tokenize(const mtmd_context * projector, mtmd_input_chunks *
                              const mtmd_bitmap * const * bitmaps, size_t n_bitmaps) {
     const spac::AbortGuard guard;
     const auto             status = __real_mtmd_tokenize(projector, chunks, text, bitmaps, n_bitmaps);
-    const int              limit  = spac::image_limit.load();
+    const auto * const     loop   = spac::RequestSettings::current();
+    const int              limit  = loop != nullptr ? loop->image_tokens() : 0;
     for (size_t i = 0; status == 0 && limit > 0 && i < mtmd_input_chunks_size(chunks); ++i) {
         const auto * const chunk = mtmd_input_chunks_get(chunks, i);
         const auto         n     = mtmd_input_chunk_get_n_tokens(chunk);
@@ -61,6 +55,23 @@ int32_t __wrap_mtmd_tokenize(const mtmd_context * projector, mtmd_input_chunks *
                              " tokens is evaluated at once by this model, and a batch has " + std::to_string(limit) +
                              ": start with --batch and --ubatch of at least that");
         }
+    }
+    return status;
+}
+
+int32_t __real_mtmd_batch_encode(mtmd_batch * batch);
+
+// Notes why images cannot be encoded. The server says only that they cannot.
+int32_t __wrap_mtmd_batch_encode(mtmd_batch * batch) {
+    spac::take_mtmd_fault();
+    spac::take_memory_refusal();
+    const auto status = __real_mtmd_batch_encode(batch);
+    if (status != 0) {
+        const auto refusal = spac::take_memory_refusal();
+        spac::LoopHooks::set_fault(refusal.device.empty()
+                                       ? "the image cannot be encoded: " + spac::take_mtmd_fault()
+                                       : "the image needs more memory than " + refusal.device +
+                                             " has left: give fewer slots, --image-max-tokens, or --no-mmproj-offload");
     }
     return status;
 }

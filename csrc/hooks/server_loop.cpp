@@ -2,18 +2,17 @@
 
 #include "backend/experts/experts.h"
 #include "core/error.h"
+#include "core/home_process.h"
 #include "hooks/given_models.h"
 #include "hooks/loop_hooks.h"
 #include "hooks/own_requests.h"
-#include "hooks/request_adapters.h"
-#include "hooks/request_images.h"
+#include "hooks/request_settings.h"
 
 #include "log.h"
 #include "server-context.h"
 #include "session/big_stack.h"
-#include "session/interrupt.h"
+#include "session/draft_types.h"
 #include "session/parallel_impl.h"
-#include "session/speculator.h"
 #include "session/token_sampler.h"
 
 #include <algorithm>
@@ -115,18 +114,22 @@ class Running {
 class Response : public LoopResponse {
   public:
     Response(const LoopRequest & request, const server_http_context::handler_t & handler,
-             std::shared_ptr<Running> running, std::shared_ptr<OwnRequest> own)
-        : handler_(handler), running_(std::move(running)), own_(std::move(own)),
+             std::shared_ptr<RequestSettings> settings, std::shared_ptr<Running> running,
+             std::shared_ptr<OwnRequest> own)
+        : handler_(handler), settings_(std::move(settings)), running_(std::move(running)), own_(std::move(own)),
           stops_([this] { return is_cancelled_.load() || running_->stops(); }),
           request_{request.params, request.headers, "/" + request.route, "", request.body, {}, stops_} {
         running_->add(*this);
     }
     ~Response() override {
-        running_->remove(*this);
+        if (home_.is_here()) {
+            running_->remove(*this);
+        }
         close();
     }
 
     void run() override {
+        home_.check("the engine");
         const std::lock_guard hold(lock_);
         if (running_->stops()) {
             response_ = fault("the server is stopping", ERROR_TYPE_UNAVAILABLE);
@@ -135,11 +138,12 @@ class Response : public LoopResponse {
         try {
             // llama.cpp's work on schemas, templates and answers may recurse as deep as these are long.
             deep([&] {
-                const OwnRequest::Reading reading(own_);
+                const OwnRequest::Reading      reading(own_);
+                const RequestSettings::Reading in_loop(*settings_);
                 response_ = handler_(request_);
             });
             if (request_.path == "/set-lora-adapters" && response_->status == 200) {
-                set_adapter_scales(request_.body);
+                settings_->set_adapter_scales(request_.body);
             }
         } catch (const std::bad_alloc & error) {
             response_ = fault(error.what(), ERROR_TYPE_SERVER);
@@ -160,6 +164,7 @@ class Response : public LoopResponse {
 
     bool is_stream() const override { return response_ != nullptr && response_->is_stream(); }
     bool next(std::string & part) override {
+        home_.check("the engine");
         const std::lock_guard hold(lock_);
         has_more_ = has_more_ && response_ != nullptr;
         if (has_more_ && own_ != nullptr) { // nobody reads a message in its text
@@ -170,19 +175,31 @@ class Response : public LoopResponse {
         }
         return has_more_;
     }
+    uint64_t                  number() const override { return own_ == nullptr ? 0 : own_->number(); }
     std::vector<SequenceStep> steps() override { return own_ == nullptr ? std::vector<SequenceStep>() : own_->take(); }
-    void                      cancel() noexcept override { is_cancelled_.store(true); }
-    void                      close() noexcept override {
+    void                      raise() const override {
+        if (own_ != nullptr) {
+                                 own_->raise();
+        }
+    }
+    void cancel() noexcept override { is_cancelled_.store(true); }
+    void close() noexcept override {
         cancel();
+        if (!home_.is_here()) { // a child of the process has none of the loop's threads
+            static_cast<void>(response_.release());
+            return;
+        }
         const std::lock_guard hold(lock_);
         if (response_ != nullptr) {
-                                 response_->on_complete();
-                                 response_.reset();
+            response_->on_complete();
+            response_.reset();
         }
     }
 
   private:
+    HomeProcess                            home_;
     const server_http_context::handler_t & handler_;
+    std::shared_ptr<RequestSettings>       settings_;
     std::shared_ptr<Running>               running_;
     std::shared_ptr<OwnRequest>            own_; // null: a client's
     std::atomic<bool>                      is_cancelled_{false};
@@ -209,7 +226,7 @@ common_params params_of(const LoopConfig & config) {
     params.chat_template  = config.template_text;
     params.mmproj.path    = config.projector;
     params.slot_save_path = config.slot_folder;
-    params.n_parallel     = static_cast<int32_t>(llama_n_seq_max(target));
+    params.n_parallel     = config.n_slots;
     params.n_ctx          = static_cast<int32_t>(llama_n_ctx(target));
     params.n_batch        = static_cast<int32_t>(llama_n_batch(target));
     params.n_ubatch       = static_cast<int32_t>(llama_n_ubatch(target));
@@ -266,11 +283,8 @@ struct ServerLoop::Impl {
             adapters.push_back(static_cast<llama_adapter_lora *>(each.adapter));
             scales.push_back(each.scale);
         }
-        set_adapter_scales(scales);
-        if (config.session.projector != nullptr) {
-            projector = config.session.projector->context();
-            set_image_limit(std::min(params.n_batch, params.n_ubatch));
-        }
+        projector = config.session.projector != nullptr ? config.session.projector->context() : nullptr;
+        settings  = std::make_shared<RequestSettings>(scales, std::min(params.n_batch, params.n_ubatch));
         if (draft.context != nullptr) {
             draft.model = const_cast<llama_model *>(llama_get_model(draft.context));
             draft.model = draft.model == target.model ? nullptr : draft.model;
@@ -278,7 +292,7 @@ struct ServerLoop::Impl {
         if (drafts_by_hook(config.session)) {
             draft = {};
             for (int i = 0; i < params.n_parallel; ++i) {
-                sequences.emplace_back(target.context, "target", static_cast<llama_seq_id>(i));
+                sequences.emplace_back(target.context, static_cast<llama_seq_id>(i));
             }
             hooks.set_drafts(make_drafts(config.session));
         }
@@ -290,40 +304,42 @@ struct ServerLoop::Impl {
             targets.push_back(&each);
         }
         return std::make_unique<ParallelDrafts>(session.draft, targets, static_cast<llama_context *>(session.draft_ctx),
-                                                interrupt,
                                                 drafts_itself(session.draft) ? session.experts : session.draft_experts);
     }
 
-    void run();
-    bool terminate();
+    void                run();
+    bool                terminate();
+    server_http_res_ptr forget_slots(const std::function<bool()> & stops) const;
 
     common_params                     params;
     GivenModel                        target, draft;
     std::vector<llama_adapter_lora *> adapters;
     std::shared_ptr<mtmd_context>     projector; // null: none
-    Interrupt                         interrupt; // declared before the drafts that use it
+    std::shared_ptr<RequestSettings>  settings;
     std::deque<Context>               sequences;
     LoopHooks                         hooks;
     std::unique_ptr<server_context>   context;
     std::unique_ptr<server_routes>    routes;
-    std::shared_ptr<Running>          running = std::make_shared<Running>();
-    std::promise<bool>                loaded;
-    std::mutex                        lock;              // of has_ended
-    bool                              has_ended = false; // true: the context may be freed
-    std::thread                       thread;
+    server_http_context::handler_t forget  = [this](const auto & request) { return forget_slots(request.should_stop); };
+    std::shared_ptr<Running>       running = std::make_shared<Running>();
+    std::promise<bool>             loaded;
+    std::mutex                     lock;              // of has_ended
+    bool                           has_ended = false; // true: the context may be freed
+    std::thread                    thread;
 };
 
 // The loop's thread, from loading to the end.
 void ServerLoop::Impl::run() {
     const GivenModels given(target, draft, adapters, projector.get());
-    hooks.attach();
-    bool is_well = false;
+    bool              is_well = false;
     try {
+        const AbortGuard guard;
         context = std::make_unique<server_context>();
         routes  = std::make_unique<server_routes>(params, *context);
         is_well = context->load_model(params);
         if (is_well) {
             routes->update_meta(*context);
+            hooks.attach(); // what the load decodes is none of a text
         }
         loaded.set_value(is_well);
     } catch (const std::exception & error) {
@@ -341,6 +357,20 @@ void ServerLoop::Impl::run() {
     routes.reset();
     context.reset();
     hooks.detach();
+}
+
+server_http_res_ptr ServerLoop::Impl::forget_slots(const std::function<bool()> & stops) const {
+    for (int i = 0; i < params.n_parallel; ++i) {
+        auto        reader = context->get_response_reader(); // which takes one task
+        server_task task(SERVER_TASK_TYPE_SLOT_ERASE);
+        task.id                  = reader.get_new_id();
+        task.slot_action.id_slot = i;
+        reader.post_task(std::move(task));
+        if (const auto result = reader.next(stops); result == nullptr || result->is_error()) {
+            return fault("a slot could not be emptied", ERROR_TYPE_UNAVAILABLE);
+        }
+    }
+    return std::make_unique<server_http_res>();
 }
 
 // Ends the loop. Returns false if it has ended. A loop that has not begun takes no notice.
@@ -371,8 +401,6 @@ ServerLoop::ServerLoop(const LoopConfig & config) : impl_(std::make_unique<Impl>
 ServerLoop::~ServerLoop() {
     impl_->hooks.stop();
     impl_->running->stop();
-    set_image_limit(0);
-    set_adapter_scales(std::vector<float>());
     while (impl_->terminate()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -390,12 +418,16 @@ std::vector<std::string> ServerLoop::routes() {
 std::string ServerLoop::media_marker() { return get_media_marker(); }
 
 std::unique_ptr<LoopResponse> ServerLoop::begin(const LoopRequest & request) {
+    if (request.route == "forget") {
+        return std::make_unique<Response>(request, impl_->forget, impl_->settings, impl_->running, nullptr);
+    }
     const auto found = handlers().find(request.route);
     if (found == handlers().end()) {
         throw InputError("llama.cpp's server has no route " + request.route);
     }
     auto own = request.own ? OwnRequest::begin(*request.own, impl_->target.context) : nullptr;
-    return std::make_unique<Response>(request, (*impl_->routes).*(found->second), impl_->running, std::move(own));
+    return std::make_unique<Response>(request, (*impl_->routes).*(found->second), impl_->settings, impl_->running,
+                                      std::move(own));
 }
 
 void ServerLoop::set_listeners(const Listeners & listeners, LoopListeners more) {

@@ -27,8 +27,9 @@ struct LoopAdapter {
 
 struct LoopConfig {
     SessionConfig session; // its contexts, experts, trace, draft, prompt cache and checkpoints; sampling: the defaults
-    std::string   path;    // the target's file
-    std::string   name;    // the model's name in answers
+    int           n_slots = 1;                             // at most as many as the contexts have sequences
+    std::string   path;                                    // the target's file
+    std::string   name;                                    // the model's name in answers
     std::string   template_text;                           // replaces the file's chat template; empty: the file's
     std::string   slot_folder;                             // where slots are saved; empty: nowhere
     std::string   projector;                               // the file of the session's projector; empty: none
@@ -68,8 +69,12 @@ class LoopResponse {
     virtual bool is_stream() const = 0;
     // Sets the next part of a stream, which may be empty. Returns false if it is the last one.
     virtual bool next(std::string & part) = 0;
+    // Returns the number of an own request; 0 for others.
+    virtual uint64_t number() const = 0;
     // Returns the steps of an own request since the last call. Any thread may call it.
     virtual std::vector<SequenceStep> steps() = 0;
+    // Throws why a decode of an own request failed; does nothing otherwise. Any thread may call it.
+    virtual void raise() const = 0;
     // Lets the work for this answer end soon: run() returns, and next() returns false.
     virtual void cancel() noexcept = 0;
     // Cancels, waits for a call that runs, and frees what the answer holds of the server.
@@ -87,8 +92,9 @@ class ServerLoop : NotCopied {
     // Returns the text that stands for an image in prompts. It is different in every process.
     static std::string media_marker();
 
-    // Returns the answer of a request, which run() makes. Any thread may call it. Throws InputError for sampling
-    // parameters that are invalid.
+    // Returns the answer of a request, which run() makes. The route "forget" waits until no slot works, and forgets
+    // what the slots hold; the caller may use the contexts from then on, until the next request. Any thread may call
+    // it. Throws InputError for sampling parameters that are invalid.
     std::unique_ptr<LoopResponse> begin(const LoopRequest & request);
 
     // Sets the callbacks. Must not be called while a request is answered.

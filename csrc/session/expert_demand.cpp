@@ -95,7 +95,6 @@ void ExpertDemand::take(Step & step) {
 
 void ExpertDemand::count_uploads(Step & step) {
     const ExpertStats now = experts_->stats();
-    step.n_uploads        = now.uploads - uploaded_.uploads;
     step.upload_bytes     = now.upload_bytes - uploaded_.upload_bytes;
     step.upload_ns        = now.upload_ns - uploaded_.upload_ns;
     uploaded_             = now;

@@ -118,6 +118,8 @@ std::string chat_template(Address model) { return text_of(llama_model_chat_templ
 
 Address model_vocabulary(Address model) { return address_of(vocab_of(model)); }
 
+int n_model_tokens(Address model) { return llama_vocab_n_tokens(vocab_of(model)); }
+
 int begin_token(Address model) { return llama_vocab_bos(vocab_of(model)); }
 
 bool adds_begin(Address model) { return llama_vocab_get_add_bos(vocab_of(model)); }

@@ -62,7 +62,8 @@ bool        model_has_window(Address model);   // some layers see a window of th
 std::string chat_template(Address model);      // empty if the file has none
 
 Address              model_vocabulary(Address model);
-int                  begin_token(Address model); // -1 if there is none
+int                  n_model_tokens(Address model); // of its vocabulary
+int                  begin_token(Address model);    // -1 if there is none
 bool                 adds_begin(Address model);
 std::string          token_text(Address model, int token);
 std::string          token_piece(Address vocabulary, int token, bool special);

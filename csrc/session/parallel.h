@@ -15,14 +15,15 @@ namespace spac {
 // The result of one step for one of its sequences.
 struct SequenceStep {
     int                               id = 0;
-    std::vector<int32_t>              tokens;         // accepted draft tokens, then the target's own
-    int                               n_drafted  = 0; // draft tokens that were verified
-    int                               n_accepted = 0; // draft tokens that were accepted
-    StopReason                        reason     = StopReason::none;
-    std::optional<TokenProbabilities> probabilities;    // of `tokens`, if the sequence asked for them
-    ExpertCounts                      experts;          // of the sequence's tokens in this verification
-    int64_t draft_ns = 0, verify_ns = 0, sample_ns = 0; // times of the batch, until the sequence had sampled
-    int64_t ns = 0;                                     // time since the sequence's step before; 0 for its first one
+    std::vector<int32_t>              tokens;             // accepted draft tokens, then the target's own
+    int                               n_drafted  = 0;     // draft tokens that were verified
+    int                               n_accepted = 0;     // draft tokens that were accepted
+    int                               n_steps    = 0;     // 0 if the batch had prompts: that was no verification
+    bool                              is_end     = false; // true: the last token ends the text
+    std::optional<TokenProbabilities> probabilities;      // of `tokens`, if the sequence asked for them
+    ExpertCounts                      experts;            // of the sequence's tokens in this verification
+    int64_t draft_ns = 0, verify_ns = 0, sample_ns = 0;   // times of the batch, until the sequence had sampled
+    int64_t ns = 0;                                       // time since the sequence's step before; 0 for its first one
 };
 
 // The result of one step.

@@ -1,11 +1,13 @@
 #include "session/parallel_impl.h"
 
-#include "session/interrupt.h"
-#include "session/speculator.h"
+#include "../src/llama-context.h" // for n_outputs_max and kv_unified
+#include "session/draft_types.h"
+#include "session/token_probabilities.h"
 
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,64 +16,81 @@ namespace spac {
 namespace {
 
 // Returns how many tokens all sequences of a context hold together.
-int capacity_of(llama_context * ctx) {
-    return shares_cells(ctx) ? static_cast<int>(llama_n_ctx(ctx)) : std::numeric_limits<int>::max();
+int capacity_of(const llama_context * ctx) {
+    const bool shares_cells = ctx->get_cparams().kv_unified || llama_n_seq_max(ctx) == 1;
+    return shares_cells ? static_cast<int>(llama_n_ctx(ctx)) : std::numeric_limits<int>::max();
+}
+
+// Throws InputError unless the target can draft for itself: its memory goes back to any place, and its experts have
+// low-bit copies.
+void check_self_draft(const Context & target, const std::shared_ptr<Experts> & experts) {
+    if (Context::has_recurrent_model(target.get())) {
+        throw InputError("the target's memory is recurrent and cannot take back what it drafts for itself: choose "
+                         "another draft type");
+    }
+    if (!experts) {
+        throw InputError("a target that drafts for itself needs experts on a device");
+    }
+    if (experts->draft_bytes() == 0) {
+        throw InputError("the draft type self needs low-bit copies of the target's experts: attach them first");
+    }
+}
+
+// A draft of the target for itself, in a draft pass of its experts (MoE-SpeQ 3.4.1).
+class SelfDraft : NotCopied {
+  public:
+    SelfDraft(Experts & experts, Context & target) : experts_(experts), target_(target), n_past_(target.n_past()) {
+        experts_.set_draft_pass(true);
+    }
+    ~SelfDraft() {
+        experts_.set_draft_pass(false);
+        target_.trim(n_past_);
+    }
+
+  private:
+    Experts & experts_;
+    Context & target_;
+    int       n_past_;
+};
+
+// Cuts a draft to `n_max` tokens, and before a token that the target does not have or that ends the generation: what
+// the target says after that is not part of the text. A draft of fewer than `n_min` tokens is dropped.
+void trim_draft(llama_tokens & draft, const Context & target, int n_max, int n_min) {
+    draft.resize(std::min(draft.size(), static_cast<size_t>(n_max)));
+    const auto end = std::find_if(draft.begin(), draft.end(), [&](llama_token token) {
+        return token >= target.n_vocab() || llama_vocab_is_eog(target.vocab(), token);
+    });
+    draft.erase(end, draft.end());
+    if (static_cast<int>(draft.size()) < n_min) {
+        draft.clear();
+    }
 }
 
 } // namespace
 
 ParallelDrafts::ParallelDrafts(const DraftConfig & config, const std::vector<Context *> & targets,
-                               llama_context * draft_ctx, Interrupt & interrupt,
-                               const std::shared_ptr<Experts> & draft_experts)
-    : config_(config), targets_(targets), interrupt_(interrupt), routes_(draft_experts),
-      params_(speculative_params(config)) {
+                               llama_context * draft_ctx, const std::shared_ptr<Experts> & experts)
+    : config_(config), targets_(targets), routes_(experts) {
+    auto * const target_ctx = targets_.front()->get();
     if (drafts_itself(config)) {
-        check_self_draft(*targets_.front(), draft_experts);
-        capacity_ = capacity_of(targets_.front()->get());
-        for (auto * const target : targets_) {
-            selves_.emplace_back(*target, draft_experts, config.p_min, interrupt);
-        }
+        check_self_draft(*targets_.front(), experts);
+        capacity_    = capacity_of(target_ctx);
+        own_experts_ = experts;
         return;
     }
-    const auto type = draft_model_type(params_.types);
-    if (!type) {
-        for (auto * target : targets_) {
-            lookups_.push_back(std::make_unique<Speculator>(config, *target, nullptr, nullptr, interrupt));
-        }
-        return;
-    }
-    if (*type != COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE || params_.types.size() > 1) {
-        throw InputError("several sequences draft with draft-simple alone or with n-grams, not with " +
-                         common_speculative_type_name_str(params_.types));
-    }
-    const int n_seq = static_cast<int>(targets_.size());
-    check_draft_context(type, *targets_.front(), draft_ctx, config.n_max, n_seq);
-    params_.draft.ctx_tgt = targets_.front()->get();
-    params_.draft.ctx_dft = draft_ctx;
+    auto params          = speculative_params(config);
+    params.draft.ctx_tgt = target_ctx;
+    params.draft.ctx_dft = draft_ctx;
     llama_memory_clear(llama_get_memory(draft_ctx), false);
     capacity_ = capacity_of(draft_ctx);
-    for (int i = 0; i < n_seq; ++i) {
-        drafts_.emplace_back(draft_ctx, "draft", static_cast<llama_seq_id>(i));
+    for (size_t i = 0; i < targets_.size(); ++i) {
+        drafts_.emplace_back(draft_ctx, static_cast<llama_seq_id>(i));
     }
     try {
-        spec_.reset(common_speculative_init(params_, static_cast<uint32_t>(n_seq)));
+        spec_.reset(common_speculative_init(params, static_cast<uint32_t>(targets_.size())));
     } catch (const std::exception & error) {
         throw InputError(std::string("speculation cannot start: ") + error.what());
     }
-    interrupt_.attach(draft_ctx);
-}
-
-ParallelDrafts::~ParallelDrafts() {
-    spec_.reset(); // its end may still take samplers out of the draft context
-    if (!drafts_.empty()) {
-        interrupt_.detach(drafts_.front().get());
-    }
-}
-
-// Returns the tokens in the draft model's memory.
-int ParallelDrafts::n_used() const {
-    return std::accumulate(drafts_.begin(), drafts_.end(), 0,
-                           [](int n, const auto & each) { return n + each.n_past(); });
 }
 
 // Makes room in the draft model's memory for the requests, and returns those that fit. Sequences of the target share
@@ -83,7 +102,7 @@ std::vector<ParallelDrafts::Request> ParallelDrafts::that_fit(const std::vector<
     std::vector<char>    drafts(drafts_.size(), 0);
     for (const auto & each : requests) {
         const int size = static_cast<int>(each.tokens->size()), n = size + each.n_max + 1;
-        drafts_[each.index].keep_prefix(*each.tokens, size);
+        drafts_[each.index].keep_prefix(*each.tokens);
         if (n_planned + n <= capacity_) {
             n_planned += n;
             drafts[each.index] = 1;
@@ -107,14 +126,13 @@ std::vector<ParallelDrafts::Request> ParallelDrafts::that_fit(const std::vector<
 void ParallelDrafts::feed(const std::vector<Request> & requests) {
     auto * const ctx     = drafts_.front().get();
     const int    n_vocab = drafts_.front().n_vocab();
-    const int    n_batch = drafts_.front().n_batch();
+    const int    n_batch = static_cast<int>(llama_n_batch(ctx));
     common_batch batch(ctx);
     const auto   flush = [&] {
         if (batch.size() > 0 && !common_speculative_process(spec_.get(), batch)) {
             for (auto & each : drafts_) {
                 each.trim(each.n_past());
             }
-            interrupt_.raise_if_stopped();
             throw DeviceError("llama.cpp could not evaluate " + std::to_string(batch.size()) +
                                 " tokens on the draft context");
         }
@@ -123,15 +141,15 @@ void ParallelDrafts::feed(const std::vector<Request> & requests) {
     for (const auto & request : requests) {
         auto &       draft  = drafts_[request.index];
         const auto & tokens = *request.tokens;
-        draft.keep_prefix(tokens, static_cast<int>(tokens.size()));
+        draft.keep_prefix(tokens);
         for (int pos = draft.n_past(); pos < static_cast<int>(tokens.size()); ++pos) {
-            // Ids that the draft model does not have are replaced, as Speculator does.
+            // Ids that the draft model does not have (vocabularies may differ in size) are replaced: common would
+            // abort, and a guess after such a token is as good as any.
             const auto token = tokens[static_cast<size_t>(pos)];
             batch.add(token < n_vocab ? token : 0, pos, draft.seq_id(), false);
             if (batch.size() == n_batch) {
                 flush();
                 draft.adopt(llama_tokens(tokens.begin(), tokens.begin() + pos + 1));
-                interrupt_.raise_if_stopped();
             }
         }
     }
@@ -141,26 +159,12 @@ void ParallelDrafts::feed(const std::vector<Request> & requests) {
     }
 }
 
-void ParallelDrafts::keep_routes(bool keeps) {
-    if (keeps && !routes_.can_keep()) {
-        throw InputError("the draft's routes need the draft model's experts");
-    }
-    routes_.keep(keeps);
-}
-
 void ParallelDrafts::draft(const std::vector<Request> & requests, const OnToken & on_token) {
     for (const auto & each : requests) {
         each.draft->clear();
     }
-    if (!lookups_.empty()) {
-        for (const auto & each : requests) {
-            auto & lookup = *lookups_[each.index];
-            *each.draft   = lookup.draft(*each.tokens, each.last, std::min(each.n_max, lookup.n_max()), on_token);
-        }
-        return;
-    }
     routes_.begin();
-    if (!selves_.empty()) {
+    if (own_experts_ != nullptr) {
         draft_by_turns(requests, on_token);
         return;
     }
@@ -179,7 +183,7 @@ bool ParallelDrafts::tell(const Request & request) {
     const auto n_held = [](const Context & target) {
         return llama_memory_seq_pos_max(llama_get_memory(target.get()), target.seq_id()) + 1;
     };
-    auto & target = selves_[request.index].target();
+    auto & target = *targets_[request.index];
     if (n_held(target) != static_cast<int>(request.tokens->size())) {
         return false;
     }
@@ -196,26 +200,52 @@ bool ParallelDrafts::tell(const Request & request) {
 void ParallelDrafts::draft_by_turns(const std::vector<Request> & requests, const OnToken & on_token) {
     int        n_evaluated = 0;
     bool       refused     = false; // true: the last draft ended at a token that it refused
-    const auto note        = [&](llama_token token, int) {
+    const auto note        = [&](llama_token token) {
         if (on_token) {
             on_token(token, n_evaluated++);
         }
     };
     for (const auto & each : requests) {
-        if (selves_.empty() ? each.last >= drafts_[each.index].n_vocab() : !tell(each)) {
+        if (own_experts_ != nullptr ? !tell(each) : each.last >= drafts_[each.index].n_vocab()) {
             continue;
         }
         if (refused) {
-            note(LLAMA_TOKEN_NULL, 0);
+            note(LLAMA_TOKEN_NULL);
         }
         const int n_before = routes_.size();
-        *each.draft        = selves_.empty() ? draft_stepwise(drafts_[each.index], *targets_[each.index], each.last,
-                                                              each.n_max, config_.p_min, routes_, interrupt_, note)
-                                             : selves_[each.index].draft(each.last, each.n_max, routes_, note);
+        *each.draft        = draft_alone(each, note);
         refused            = static_cast<int>(each.draft->size()) < each.n_max;
         trim_draft(*each.draft, *targets_[each.index], each.n_max, config_.n_min);
         routes_.trim(n_before + static_cast<int>(each.draft->size()) + 1);
     }
+}
+
+// Drafts one token after the other. Decodes and result are the same as those of common, because the draft is greedy and
+// the memory carries over. But every token is known as soon as it exists. Stops before a token that the target does not
+// have, that ends the generation, or that is less probable than p_min (greedy_choice), and if llama.cpp cannot evaluate
+// one. common's sampler would make a list of the whole vocabulary and sort it.
+llama_tokens ParallelDrafts::draft_alone(const Request & request, const std::function<void(llama_token)> & on_token) {
+    auto &                   target = *targets_[request.index];
+    auto &                   model  = own_experts_ != nullptr ? target : drafts_[request.index];
+    std::optional<SelfDraft> pass;
+    if (own_experts_ != nullptr) {
+        pass.emplace(*own_experts_, target);
+    }
+    llama_tokens result;
+    llama_token  last = request.last;
+    while (static_cast<int>(result.size()) < request.n_max) {
+        last = routes_.note([&] {
+            return model.decode(last)
+                       ? greedy_choice(llama_get_logits_ith(model.get(), -1), model.n_vocab(), config_.p_min)
+                       : LLAMA_TOKEN_NULL;
+        });
+        if (last == LLAMA_TOKEN_NULL || last >= target.n_vocab() || llama_vocab_is_eog(target.vocab(), last)) {
+            break;
+        }
+        result.push_back(last);
+        on_token(last);
+    }
+    return result;
 }
 
 // Drafts for all sequences with the draft model, in one batch a token.
@@ -242,13 +272,6 @@ void ParallelDrafts::draft_at_once(const std::vector<Request> & requests) {
         held.insert(held.end(), each.draft->begin(), each.draft->end());
         drafts_[each.index].adopt(std::move(held));
         trim_draft(*each.draft, *targets_[each.index], each.n_max, config_.n_min);
-    }
-    interrupt_.raise_if_stopped();
-}
-
-void ParallelDrafts::accept(size_t index, int n, const llama_tokens & tokens) {
-    if (!lookups_.empty()) {
-        lookups_[index]->accept(n, tokens);
     }
 }
 

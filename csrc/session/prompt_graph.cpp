@@ -74,6 +74,16 @@ std::map<std::string, size_t> planned_bytes(llama_context & ctx) {
     return bytes;
 }
 
+// Makes compute buffers for graphs of `n_tokens`, at most n_batch, in place of those that the context has. The
+// context's memory stays. Throws MemoryError if the device has no memory for them; then the size is the old one.
+void set_graph_tokens(llama_context * ctx, int n_tokens) {
+    const uint32_t before = ctx->n_ubatch(), wanted = within_batch(*ctx, n_tokens);
+    if (wanted != before && !plan(*ctx, wanted)) {
+        plan_again(*ctx, before);
+        throw MemoryError("no memory for graphs of " + std::to_string(wanted) + " tokens");
+    }
+}
+
 } // namespace
 
 PromptGraph::PromptGraph(llama_context * ctx)
@@ -94,7 +104,7 @@ int PromptGraph::choose(int n_pending, const std::function<int(int, int)> & wish
                 set_graph_tokens(ctx_, (wanted + graph_step - 1) / graph_step * graph_step);
             }
             graph_ = wanted;
-            return wanted;
+            return graph_;
         } catch (const MemoryError &) {
             n_failed = wanted;
         }
@@ -102,12 +112,11 @@ int PromptGraph::choose(int n_pending, const std::function<int(int, int)> & wish
     if (n_failed > 0) {
         set_graph_tokens(ctx_, small_);
     }
-    // llama.cpp cuts a batch into graphs of n_ubatch, which stays large once it was.
-    return static_cast<int>(llama_n_ubatch(ctx_)) > small_ ? small_ : n_batch;
+    return graph_;
 }
 
 bool PromptGraph::fails() {
-    failing_ = is_large() ? graph_ : 0;
+    failing_ = graph_ > small_ ? graph_ : 0;
     return failing_ > 0;
 }
 
@@ -120,14 +129,6 @@ std::map<std::string, size_t> graph_bytes(llama_context * ctx, int n_tokens) {
     auto bytes = planned_bytes(*ctx);
     plan_again(*ctx, before);
     return bytes;
-}
-
-void set_graph_tokens(llama_context * ctx, int n_tokens) {
-    const uint32_t before = ctx->n_ubatch(), wanted = within_batch(*ctx, n_tokens);
-    if (wanted != before && !plan(*ctx, wanted)) {
-        plan_again(*ctx, before);
-        throw MemoryError("no memory for graphs of " + std::to_string(wanted) + " tokens");
-    }
 }
 
 } // namespace spac

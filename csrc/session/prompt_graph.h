@@ -20,29 +20,21 @@ namespace spac {
 // memory and buffers stay as they are. Throws MemoryError if the buffers cannot be allocated again.
 std::map<std::string, size_t> graph_bytes(llama_context * ctx, int n_tokens);
 
-// Makes compute buffers for graphs of `n_tokens`, at most n_batch, in place of those that the context has. The
-// context's memory stays. Throws MemoryError if the device has no memory for them; then the size is the old one.
-void set_graph_tokens(llama_context * ctx, int n_tokens);
-
 // Chooses the size of the graphs that evaluate prompts, piece by piece.
 class PromptGraph {
   public:
     // The graphs that the context was made for are the small ones.
     explicit PromptGraph(llama_context * ctx);
 
-    // Begins a prompt: sizes that failed before may be chosen again.
-    void begin() { failed_ = 0; }
-    // Returns how many tokens the next decode has at most, of prompts with `n_pending` tokens to evaluate. `wish` is
-    // Listeners::prompt_graph, and may be empty. The buffers become larger if it asks for that. Throws MemoryError if
-    // there is no memory even for the small graphs.
+    // Returns the tokens of the small graphs.
+    int small() const { return small_; }
+    // Returns the size for prompts with `n_pending` tokens to evaluate. `wish` is Listeners::prompt_graph, and may be
+    // empty. The buffers become larger if it asks for that. Throws MemoryError if there is no memory even for the small
+    // graphs.
     int choose(int n_pending, const std::function<int(int, int)> & wish);
     // Notes that there was no memory for the decode. Returns false if it had small graphs; otherwise the next choice
     // is a smaller one.
     bool fails();
-
-    int  small() const { return small_; }  // tokens of a small graph
-    int  tokens() const { return graph_; } // tokens of the graph chosen last
-    bool is_large() const { return graph_ > small_; }
 
   private:
     llama_context * ctx_;

@@ -1,4 +1,4 @@
-#include "session/speculator.h"
+#include "session/route_log.h"
 
 #include <algorithm>
 
@@ -23,7 +23,7 @@ RouteLog::RouteLog(std::shared_ptr<Experts> experts) : experts_(std::move(expert
 }
 
 void RouteLog::keep(bool keeps) {
-    keeps_  = keeps && can_keep();
+    keeps_  = keeps && experts_ != nullptr;
     routes_ = {};
     if (keeps_) { // what was counted before does not belong to the next evaluation
         demand_.resize(static_cast<size_t>(experts_->n_layer()) * static_cast<size_t>(experts_->n_expert()));

@@ -19,7 +19,7 @@ struct TokenProbabilities {
 // Returns the probabilities of tokens that the rows of the context's last evaluation chose, the first one by
 // `first_row`.
 TokenProbabilities token_probabilities(llama_context * ctx, const std::vector<int32_t> & tokens, int n_top,
-                                       int first_row = 0);
+                                       int first_row);
 
 // Returns the place of the largest value. Returns -1 if several are as large, or if one is not a number; n > 0.
 int32_t only_largest(const float * logits, int n);

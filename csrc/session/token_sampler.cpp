@@ -1,6 +1,6 @@
 #include "session/token_sampler.h"
 
-#include "session/projector.h"
+#include "session/grammar.h"
 #include "session/token_probabilities.h"
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include <cmath>
 #include <sstream>
 #include <string_view>
-#include <utility>
 
 namespace spac {
 
@@ -130,37 +129,6 @@ common_params_sampling sampling_params(const SamplingConfig & config, const llam
     return params;
 }
 
-common_sampler_ptr make_sampler(const llama_model * model, common_params_sampling params) {
-    const GrammarScope scope;
-    common_sampler *   sampler = nullptr;
-    try {
-        sampler = common_sampler_init(model, params);
-    } catch (const std::exception & error) {
-        // common loses the grammar's message about the beginning of an answer.
-        const bool begins = !params.generation_prompt.empty() && !params.grammar_lazy &&
-                            common_grammar_needs_prefill(params.grammar) &&
-                            error.what() == std::string("std::exception");
-        throw InputError(begins ? "the answer begins with what its schema or its tools do not allow"
-                                : std::string("the sampler cannot be made: ") + error.what());
-    }
-    SPAC_CHECK(sampler != nullptr, params.temp, params.top_k);
-    return common_sampler_ptr(sampler);
-}
-
-std::exception_ptr sampler_fault() {
-    try {
-        throw;
-    } catch (const Error &) { // such as a grammar's limit
-        return std::current_exception();
-    } catch (const std::exception & error) {
-        return std::make_exception_ptr(InternalError(std::string("the sampler failed: ") + error.what()));
-    }
-}
-
-TokenSampler::TokenSampler(const SamplingConfig & config, const llama_model * model, int n_ctx)
-    : model_(model), n_ctx_(n_ctx), params_(sampling_params(config, model, n_ctx)),
-      mirostat_penalizes_(config.mirostat_penalizes), sampler_(make()), greedy_(is_greedy(sampler_.get(), params_)) {}
-
 void add_penalties(const common_sampler * sampler, const llama_model * model, const common_params_sampling & params) {
     if (params.mirostat == 0) {
         return;
@@ -174,34 +142,6 @@ void add_penalties(const common_sampler * sampler, const llama_model * model, co
                                      params.penalty_repeat, params.penalty_freq, params.penalty_present);
     for (auto * const each : {penalties, temp, mirostat}) {
         llama_sampler_chain_add(chain, each);
-    }
-}
-
-// Returns a sampler at its start.
-common_sampler_ptr TokenSampler::make() const {
-    auto sampler = make_sampler(model_, params_);
-    if (mirostat_penalizes_) {
-        add_penalties(sampler.get(), model_, params_);
-    }
-    return sampler;
-}
-
-void TokenSampler::set(const SamplingConfig & config) {
-    auto params = sampling_params(config, model_, n_ctx_);
-    make_sampler(model_, params); // a grammar shows its faults only here
-    params_             = std::move(params);
-    mirostat_penalizes_ = config.mirostat_penalizes;
-}
-
-void TokenSampler::begin(const int32_t * prompt, size_t n_tokens) {
-    // A sampler cannot be reset as a whole: its grammar would stay where it is.
-    sampler_        = make();
-    greedy_         = is_greedy(sampler_.get(), params_);
-    grammar_budget_ = {};
-    for (size_t i = 0; i < n_tokens; ++i) {
-        if (!is_placeholder(prompt[i])) {
-            common_sampler_accept(sampler_.get(), prompt[i], false);
-        }
     }
 }
 
@@ -244,18 +184,6 @@ llama_tokens sample_draft(common_sampler * sampler, const llama_vocab * vocab, c
             break;
         }
     }
-    return tokens;
-}
-
-llama_tokens TokenSampler::sample(llama_context * ctx, const llama_tokens & draft, int first_row) {
-    const GrammarScope scope;
-    const auto         tokens = sample_draft(sampler_.get(), llama_model_get_vocab(model_), draft, [&](size_t i) {
-        const int         row   = first_row + static_cast<int>(i);
-        const llama_token token = greedy_ ? greedy_token(ctx, row) : -1;
-        return token >= 0 ? token : common_sampler_sample(sampler_.get(), ctx, row);
-    });
-    grammar_budget_.spend(scope.work(), tokens.size());
-    grammar_budget_.check();
     return tokens;
 }
 

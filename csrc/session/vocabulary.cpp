@@ -1,5 +1,5 @@
 // Checks that a draft model's tokens mean the same to the target. llama.cpp's own check answers yes or no and tolerates
-// what its loop can stand. This one names the difference, and finds it before a session exists.
+// what its loop can stand. This one names the difference, and finds it before a loop exists.
 #include "llama.h"
 #include "session/session.h"
 

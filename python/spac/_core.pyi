@@ -1,4 +1,4 @@
-"""The mechanism of spac: devices, experts and sessions (csrc/bindings).
+"""The mechanism of spac: devices, experts and llama.cpp's loop (csrc/bindings).
 
 Arrays are numpy arrays, int32 unless stated. Every function may raise the errors of spac.errors, and raises
 InputError for arguments that it cannot use.
@@ -6,7 +6,7 @@ InputError for arguments that it cannot use.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +123,9 @@ def model_has_window(model: int) -> bool:
     """Return True if some layers see a window of the past and no more."""
 
 def model_vocabulary(model: int) -> int: ...
+def n_model_tokens(model: int) -> int:
+    """Return the number of tokens of the vocabulary."""
+
 def chat_template(model: int) -> bytes:
     """Return the model's chat template; b"" if it has none."""
 
@@ -171,6 +174,19 @@ def logits(context: int, n_rows: int) -> Float32Array:
 
 def synchronize(context: int) -> None:
     """Wait until the context's device has computed everything."""
+
+def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
+    """Return why the draft's tokens have another meaning for the target, or None if they have the same.
+
+    The arguments are the addresses of llama_models.
+    """
+
+def graph_bytes(context: int, n_tokens: int) -> dict[str, int]:
+    """Return the bytes that compute buffers for graphs of `n_tokens` take of each device, by its name.
+
+    `context` is the address of a llama_context, whose memory and buffers stay as they are. Raise
+    OutOfMemoryError if its buffers cannot be allocated again.
+    """
 
 def grammar_of_schema(schema: str) -> str:
     """Return the grammar (GBNF) of all texts that fit a JSON schema.
@@ -680,7 +696,7 @@ class Experts:
     def take_layer_costs(self) -> npt.NDArray[np.void]:
         """Return the costs of every layer since the last call, a structured array [L]; see Step.layer_costs.
 
-        A session takes them after each verification.
+        A loop takes them after each verification.
         """
     def set_step_tokens(self, n_max: int) -> None: ...
     def set_lookahead(self, n_layers: int) -> None:
@@ -704,7 +720,7 @@ class Experts:
         Batches that count as demand never use it. All experts of the others are copied through the device.
         """
     def set_staged_tokens(self, n_most: int) -> None:
-        """Set the largest graphs, in tokens, that have staging in any case; a session sets it.
+        """Set the largest graphs, in tokens, that have staging in any case; the engine sets it.
 
         Larger graphs get staging only if they do not use prefill streaming.
         """
@@ -818,7 +834,7 @@ class Tap:
     def n_shown(self) -> int:
         """The number of tokens that were shown so far; they are numbered from 1."""
 
-# The session
+# The loop
 
 class Step:
     """The result of one step."""
@@ -833,15 +849,15 @@ class Step:
     def n_accepted(self) -> int: ...
     @property
     def n_verified(self) -> int:
-        """The number of tokens in the verification batch: n_drafted + 1."""
+        """The number of tokens in the verification batch: of one sequence, n_drafted + 1."""
     @property
     def n_steps(self) -> int:
-        """The number of steps of the call, whose counts, times and tokens these are; 0 if none fits."""
+        """1, or 0 if this was no verification."""
     @property
     def demand(self) -> Int32Array:
         """The activations of every expert in this verification, int32[L, N]; [0, 0] without experts.
 
-        The array is a read-only view on the session's one buffer. The next step overwrites it.
+        The array is a read-only view on the loop's one buffer. The next step overwrites it.
         """
     @property
     def layer_costs(self) -> npt.NDArray[np.void]:
@@ -852,10 +868,8 @@ class Step:
         a read-only view that the next step overwrites.
         """
     @property
-    def n_uploads(self) -> int:
-        """The number of experts copied into slots since the verification of the step before."""
-    @property
-    def upload_bytes(self) -> int: ...
+    def upload_bytes(self) -> int:
+        """The bytes of the experts copied into slots since the verification of the step before."""
     @property
     def upload_ns(self) -> int:
         """The time that these copies took, in nanoseconds."""
@@ -865,9 +879,6 @@ class Step:
     def verify_ns(self) -> int: ...
     @property
     def sample_ns(self) -> int: ...
-    @property
-    def reason(self) -> Literal["", "stop", "length"]:
-        """The reason for the end: an end-of-generation token ("stop"), a full context ("length"), or ""."""
 
 class DraftToken:
     """The event "draft_token": a draft token is known."""
@@ -1013,7 +1024,7 @@ class Projector:
         """
 
 class _Sampling(TypedDict, total=False):
-    """The sampling parameters of a session, llama.cpp's, with their defaults.
+    """The sampling parameters of a loop or of a completion, llama.cpp's, with their defaults.
 
     temp <= 0 is greedy, and seed None is a random seed.
     """
@@ -1048,163 +1059,22 @@ class _Sampling(TypedDict, total=False):
     chat: ChatPrompt | None  # None
     reasoning_budget: int  # -1
 
-class Session:
-    """A session that drafts and verifies one sequence of tokens.
+class _Drafts(TypedDict, total=False):
+    """The other parameters of a loop, with their defaults.
 
-    The library works without the GIL. Only one call may run at a time, and a second one raises InputError.
-    This does not apply to cancel() and set_draft_length(), which any thread and any callback may call. Ctrl-C
-    works while a call runs: the call raises the exception of the signal handler, and the session can go on.
+    `draft_types` are llama.cpp's names, or "self"; without any, the loop decodes without drafts.
+    `prompt_cache_bytes` of host memory hold sequences that are left for others. `n_checkpoints` apply to a
+    memory that cannot go back: a recurrent one, or one with a window. Within prompts, they are at least
+    `checkpoint_step` tokens apart.
     """
 
-    def __init__(
-        self,
-        target_ctx: int,
-        draft_ctx: int | None = None,
-        experts: Experts | None = None,
-        *,
-        owner: object = None,
-        trace: Trace | None = None,
-        draft_experts: Experts | None = None,
-        projector: Projector | None = None,
-        draft_types: Sequence[str] = (),
-        draft_max: int = 16,
-        draft_min: int = 0,
-        p_min: float = 0.0,
-        ngram_size_n: int = 12,
-        ngram_size_m: int = 48,
-        ngram_mod_n_match: int = 24,
-        ngram_mod_n_min: int = 48,
-        prompt_cache_bytes: int = 0,
-        n_checkpoints: int = 0,
-        checkpoint_step: int = 8192,
-        **sampling: Unpack[_Sampling],
-    ) -> None:
-        """Make a session on contexts, which are given as the addresses of llama_contexts.
-
-        The contexts belong to the session until it is closed. It clears their memory and sets their abort
-        callbacks. The target must have at least draft_max + 1 rows of logits (n_outputs_max). Close the
-        session before the contexts are freed; `owner` is kept alive until then. Between the session's calls,
-        other code may use the target, if it calls adopt() afterwards. `draft_experts` are the draft model's,
-        for keep_draft_routes(). `projector` reads the images of prompts.
-
-        `draft_types` are llama.cpp's names (draft_types()). With none, or with draft_max 0, the session
-        decodes without drafts. The first draft length is `draft_max`.
-
-        `prompt_cache_bytes` of host memory hold sequences that prefill() replaces by others. A prompt that
-        continues one of them is not evaluated from the start. `n_checkpoints` apply to a memory that cannot
-        go back (recurrent, or with a window that is not kept whole). They are made at the end of prompts and
-        every `checkpoint_step` tokens within them. Without checkpoints, such a memory is cleared when it
-        would have to go back.
-        """
-    def prefill(
-        self,
-        tokens: Int32Array | Sequence[int],
-        progress: Callable[[int, int], object] | None = None,
-        *,
-        n_unseen: int = 0,
-        images: ImagePrompt | None = None,
-    ) -> None:
-        """Make `tokens` (the whole sequence, at least one) the context of the next generation.
-
-        The call evaluates all tokens but the last in pieces. It calls `progress(n_done, n_total)` after each
-        piece: a graph as "prompt_graph" asks for, or else 2048 tokens, and n_batch at most. Tokens that the
-        memory holds already are kept. The sampler starts anew. Nothing of this counts as demand. When the
-        call is stopped (Cancelled, or an exception of `progress`), the next prefill or step goes on from
-        there. The sampler has seen all but the first `n_unseen` tokens: penalties look back on them.
-        `images` are those among the tokens. While the sequence has images, nothing is drafted, because a
-        draft cannot see them.
-        """
-    def adopt(self, tokens: Int32Array | Sequence[int]) -> None:
-        """Take over a target context that other code has used, and that now begins with `tokens`.
-
-        Tokens that follow them in the context are dropped. `n_past` says how many of them are really there.
-        The next call must be prefill().
-        """
-    def set_sampling(self, **sampling: Unpack[_Sampling]) -> None:
-        """Set how to sample from the next prefill on.
-
-        Raise InputError for invalid parameters, and change nothing then.
-        """
-    def step(self) -> Step:
-        """Draft, verify and accept tokens: at least one, unless the context is full.
-
-        An exception before the end of the verification (Cancelled, or one of a callback) does not change the
-        sequence. An exception of the "verify_end" callback comes after the tokens became part of the
-        sequence. They are in `last_step`.
-        """
-    @property
-    def last_step(self) -> Step: ...
-    def probabilities(self, n_top: int) -> tuple[Float32Array, Int32Array, Float32Array]:
-        """Return the target's log probabilities of the last step's T tokens and of the best alternatives.
-
-        The first array has the natural logarithms for the tokens, float32[T]. The others have the N most
-        probable tokens at their places, best first, int32[T, N], and their logarithms, float32[T, N].
-        Probabilities are those before any sampler, over the whole vocabulary. Raise InputError when the
-        logits are gone: before the first step, and from the next prefill() or adopt() on.
-        """
-    @overload
-    def on(self, event: Literal["draft_token"], callback: Callable[[DraftToken], object] | None) -> None: ...
-    @overload
-    def on(self, event: Literal["draft_end"], callback: Callable[[DraftEnd], object] | None) -> None: ...
-    @overload
-    def on(
-        self, event: Literal["verify_layer"], callback: Callable[[VerifyLayer], object] | None
-    ) -> None: ...
-    @overload
-    def on(self, event: Literal["verify_end"], callback: Callable[[Step], object] | None) -> None: ...
-    @overload
-    def on(self, event: Literal["prompt_graph"], callback: Callable[[int, int], int] | None) -> None: ...
-    @overload
-    def on(self, event: Literal["prompt_tail"], callback: Callable[[], object] | None) -> None: ...
-    @overload
-    def on(self, event: str, callback: Callable[[Any], object] | None) -> None:
-        """Set the callback of an event in place of the one before; None removes it.
-
-        With draft type "draft-simple" alone, "draft_token" comes while the draft model drafts. Other types
-        draft in one call, and their tokens come together after it.
-
-        "prompt_graph" comes before each piece of a prompt's text. The callback gets the number of tokens to
-        evaluate, and 0. It returns the tokens of the next graph, at most n_batch. If there is no memory for
-        this graph, it is called again with its tokens in place of 0, and a smaller one is tried. The graphs
-        of the context's n_ubatch are the last resort. "prompt_tail" comes when a prompt of text was
-        evaluated. `Experts.routes` then has the routes of its last tokens: those of the last graph, at most
-        32.
-        """
-    def keep_draft_routes(self, keeps: bool) -> None:
-        """Set whether draft events have `routes`.
-
-        Raise InputError without `draft_experts`, and for other draft types than "draft-simple" alone.
-        """
-    def reset(self) -> None:
-        """Forget all tokens, and a cancel() that no call has seen yet."""
-    def cancel(self) -> None:
-        """Make the running call, or else the next one, raise Cancelled; any thread may call this."""
-    def close(self) -> None:
-        """Release the contexts; the session cannot be used afterwards."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-    def set_draft_length(self, n: int) -> None:
-        """Set the draft length from the next step on, 0 to draft_max."""
-    @property
-    def draft_length(self) -> int: ...
-    @property
-    def draft_max(self) -> int: ...
-    @property
-    def n_reused(self) -> int:
-        """The number of tokens of the last prompt that were already in the memory or in the prompt cache."""
-    @property
-    def cached(self) -> dict[str, int]:
-        """The prompt cache: `n_prompts` and `bytes` now, `n_stored` and `n_recalled` since the start."""
-    @property
-    def n_past(self) -> int:
-        """The number of tokens in the target's memory: between steps, all of the sequence but the last."""
-    @property
-    def n_ctx(self) -> int: ...
-    @property
-    def tokens(self) -> Int32Array:
-        """A copy of the whole sequence; int32[n]."""
+    draft_types: Sequence[str]  # ()
+    draft_max: int  # 16
+    draft_min: int  # 0
+    p_min: float  # 0.0
+    prompt_cache_bytes: int  # 0
+    n_checkpoints: int  # 0
+    checkpoint_step: int  # 8192
 
 class SequenceStep:
     """The result of one step for one of its sequences."""
@@ -1221,7 +1091,7 @@ class SequenceStep:
     def n_accepted(self) -> int: ...
     @property
     def n_steps(self) -> int:
-        """One step, as `Step.n_steps` may be more."""
+        """One, or 0 if the tokens came from a batch with prompts, which is no verification."""
     @property
     def draft_ns(self) -> int:
         """The time of the batch's draft."""
@@ -1239,7 +1109,12 @@ class SequenceStep:
         """The reason to stop: "stop" (the last token ends the text), or ""."""
     @property
     def probabilities(self) -> tuple[Float32Array, Int32Array, Float32Array] | None:
-        """The probabilities of `tokens` in the form of `Session.probabilities`, or None."""
+        """The target's log probabilities of the T `tokens` and of the best alternatives, or None.
+
+        The first array has the natural logarithms for the tokens, float32[T]. The others have the N most
+        probable tokens at their places, best first, int32[T, N], and their logarithms, float32[T, N].
+        Probabilities are those before any sampler, over the whole vocabulary.
+        """
     @property
     def experts(self) -> dict[str, int]:
         """The counts of the window's own experts, by the names of `Experts.stats`; distinct ones by layer."""
@@ -1287,8 +1162,16 @@ class LoopResponse:
         """True if `next` returns the body part by part."""
     def next(self) -> bytes | None:
         """Return the next part of a stream, or None at its end."""
+    @property
+    def number(self) -> int:
+        """The number of a request of `ServerLoop.generate`, which `text_begin` receives; 0 for others."""
     def steps(self) -> list[SequenceStep]:
         """Return the steps of `ServerLoop.generate` since the last call. Any thread may call this."""
+    def raise_fault(self) -> None:
+        """Raise why a decode of `ServerLoop.generate` failed; do nothing otherwise. Any thread may call this.
+
+        The error is DeviceError, OutOfMemoryError, or SpacError for logits that are no finite numbers.
+        """
     def cancel(self) -> None:
         """Let `run` and `next` return soon."""
     def close(self) -> None:
@@ -1334,10 +1217,13 @@ class ServerLoop:
         template_variables: Mapping[str, str] = {},
         is_verbose: bool = False,
         embeds: bool = False,
+        n_slots: int = 1,
         **keywords: Any,
     ) -> None:
-        """Start the loop on a thread of its own; `keywords` are those of a Session.
+        """Start the loop on a thread of its own; `keywords` are those of `_Drafts` and `_Sampling`.
 
+        The contexts belong to the loop until it is closed; `owner` is kept alive until then. Contexts are
+        addresses of llama_contexts.
         The projector has `media_marker()`. An adapter is a file, the address of the loaded one, and a scale.
         With `embeds`, the target's context has a pooling. The sampling holds where a request says nothing.
         Raise InputError if llama.cpp refuses models or options.
@@ -1350,44 +1236,40 @@ class ServerLoop:
     ) -> LoopResponse:
         """Return the answer of a request, which `LoopResponse.run` makes. Any thread may call this.
 
+        The route "forget" waits until no slot works, and forgets what the slots hold. The caller may use the
+        contexts from then on, until the next request.
+
         Raise InputError for an unknown route, and after `close`.
         """
     def on(self, event: str, callback: Callable[..., object] | None) -> None:
         """Set the callback of an event, before the first request or between two; None removes it.
 
-        Events are those of a Session, and `draft_length(n_slots, n_max)`, which returns a step's draft
-        length, and `step_end(step, seconds)`. The loop holds its gate meanwhile.
+        "draft_token" (DraftToken) and "draft_end" (DraftEnd) tell of drafts, "verify_layer" (VerifyLayer) of
+        a running verification, and "verify_end" (Step) of a finished one. The loop asks "draft_length" with
+        the number of slots that draft and the most tokens, and takes the result as the step's draft length.
+        "step_end" (ParallelStep, seconds) comes after every step. The loop holds its gate meanwhile.
+        "text_begin" gets the number of a request before its prompt is read; what it raises refuses the
+        request.
+
+        "prompt_graph" comes before each piece of a prompt. The callback gets the number of tokens to
+        evaluate, and 0. It returns the tokens of the next graph, at most n_batch. If there is no memory for
+        this graph, it is called again with its tokens in place of 0, and a smaller one is tried. The graphs
+        of the context's n_ubatch are the last resort. "prompt_tail" comes when a prompt was evaluated.
         """
     def generate(self, body: bytes, *, n_unseen: int = 0, n_top: int = -1, **sampling: Any) -> LoopResponse:
         """Return the answer of a completion, whose `steps` have its tokens.
 
-        `sampling` are a Session's sampling parameters, which take the place of those of the body. Penalties
+        `sampling` are those of `_Sampling`, which take the place of those of the body. Penalties
         do not look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. Raise
         InputError for invalid parameters, and after `close`.
         """
     def keep_draft_routes(self, keeps: bool) -> None:
-        """Pass the draft's routes with its events, or no longer, as a Session does.
+        """Set whether draft events have `routes`; those of several slots stand behind each other.
 
-        Those of several slots stand behind each other. Raise InputError as a Session does.
+        Only the draft types "draft-simple", with `draft_experts`, and "self" have them.
         """
     def close(self) -> None:
         """Close all answers, then end the loop. A second call does nothing."""
-
-def vocab_mismatch(target_model: int, draft_model: int) -> str | None:
-    """Return why the draft's tokens have another meaning for the target, or None if they have the same.
-
-    The arguments are the addresses of llama_models.
-    """
-
-def graph_bytes(context: int, n_tokens: int) -> dict[str, int]:
-    """Return the bytes that compute buffers for graphs of `n_tokens` take of each device, by its name.
-
-    `context` is the address of a llama_context, whose memory and buffers stay as they are. Raise
-    OutOfMemoryError if its buffers cannot be allocated again.
-    """
-
-def draft_types() -> list[str]:
-    """Return the names of the draft types that llama.cpp knows."""
 
 # The learned scheduler's step
 

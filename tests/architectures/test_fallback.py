@@ -5,7 +5,7 @@ A graph that is not for decoding moves no expert, and does not count as demand.
 
 from __future__ import annotations
 
-import ctypes
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.model import c_api
 from tests.conftest import TinyModel
-from tests.session.lab import GREEDY, Lab, generate, prompt, take
+from tests.session.lab import Lab, prompt
 from tools.models import write_adapter
 
 # isort: split
@@ -39,25 +39,12 @@ def load(path: Path, **options: Any) -> Engine:
     return Engine(EngineConfig(target=path, sampling=SamplingConfig(temp=0.0, ignore_eos=True), **values))
 
 
-def adapt(engine: Engine, adapter: Path) -> None:
-    """Apply a LoRA adapter to the target's context."""
-    pair = engine._pair
-    loaded = api.llama_adapter_lora_init(pair.target.pointer, str(adapter).encode())
-    assert loaded
-    adapters = (api.llama_adapter_lora_p_ctypes * 1)(loaded)
-    assert (
-        api.llama_set_adapters_lora(pair.target_context.pointer, adapters, 1, (ctypes.c_float * 1)(1.0)) == 0
-    )
-
-
-def adapted_text(path: Path, adapter: Path, **options: Any) -> tuple[str, list[str], list[str]]:
-    """Return the text with an adapter, the engine's notes before it, and the notes that it added."""
-    with load(path, **options) as engine:
-        adapt(engine, adapter)
-        before = list(engine.notes)
+def adapted_text(path: Path, adapter: Path, **options: Any) -> tuple[str, list[str]]:
+    """Return the text with an adapter, and the engine's notes on the split."""
+    with load(path, lora=((adapter, 1.0),), **options) as engine:
         text = "".join(engine.generate(TEXT, 24))
         text += "".join(engine.generate(text, 24))
-        return text, before, engine.notes[len(before) :]
+        return text, [note for note in engine.notes if "split" in note]
 
 
 @pytest.mark.usefixtures("log")
@@ -65,8 +52,7 @@ def adapted_text(path: Path, adapter: Path, **options: Any) -> tuple[str, list[s
 def test_an_adapter_on_experts_is_noted_once(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
     path = tiny_model(family)
     adapter = write_adapter(tmp_path / "adapter.gguf", path)
-    text, before, notes = adapted_text(path, adapter)
-    assert not [note for note in before if "split" in note]
+    text, notes = adapted_text(path, adapter)
     assert len(notes) == 1
     assert "_exps.weight cannot be split" in notes[0]
     assert "run on the CPU" in notes[0]
@@ -77,7 +63,7 @@ def test_an_adapter_on_experts_is_noted_once(tiny_model: TinyModel, tmp_path: Pa
 def test_an_adapter_elsewhere_is_split_as_ever(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model("qwen3moe")
     adapter = write_adapter(tmp_path / "adapter.gguf", path, r"attn_q\.weight")
-    text, _, notes = adapted_text(path, adapter)
+    text, notes = adapted_text(path, adapter)
     assert notes == []
     assert text == adapted_text(path, adapter, device="cpu")[0]
 
@@ -104,10 +90,21 @@ def test_a_device_without_kernels_is_noted_once(tiny_model: TinyModel) -> None:
         assert text == "".join(engine.generate(TEXT, 24))
 
 
+def said(path: Path, *contexts: Any, **options: Any) -> list[int]:
+    """Return what a loop on these contexts and experts answers."""
+    loop = _core.ServerLoop(str(path), "x", *contexts, trace=_core.Trace(), temp=0.0, **options)
+    asked = {"prompt": prompt(40).tolist(), "n_predict": 24, "return_tokens": True, "ignore_eos": True}
+    answer = loop.begin("completion", json.dumps(asked).encode())
+    answer.run()
+    tokens: list[int] = json.loads(answer.body)["tokens"]
+    loop.close()
+    return tokens
+
+
 def test_experts_met_after_the_layers_were_counted_are_noted_once(lab: Lab, tiny_model: TinyModel) -> None:
     """A prediction layer has such experts: its context is created later."""
     path = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
-    expected = generate(lab.plain(path, **GREEDY), prompt(40), 24)
+    expected = said(path, lab.context(path))
     target = lab.context(path)
     experts = lab.experts(path)
     assert experts is not None
@@ -115,8 +112,7 @@ def test_experts_met_after_the_layers_were_counted_are_noted_once(lab: Lab, tiny
     draft = lab.context(path, ctx_type=1, ctx_other=target)
     c_api.listen()
     c_api.take_notices()
-    session = lab.session(target, draft, experts, draft_types=["draft-mtp"], draft_max=3, **GREEDY)
-    assert generate(session, prompt(40), 24) == expected
+    assert said(path, target, draft, experts, draft_types=["draft-mtp"], draft_max=3) == expected
     notes = c_api.take_notices()
     assert len(notes) == 1
     assert "(it was met after the layers were counted)" in notes[0]
@@ -156,48 +152,28 @@ def settled(lab: Lab, path: Path, n_slots: int = 8) -> tuple[_core.Experts, np.n
     return experts, experts.residency()
 
 
-@pytest.mark.parametrize("n_ubatch", [16, 64, 512])
-def test_a_prompt_leaves_the_slots_and_the_demand_alone(
-    lab: Lab, tiny_model: TinyModel, n_ubatch: int
+@pytest.mark.parametrize(
+    ("scheduler", "ubatch"), [("lru", 16), ("lru", 512), ("moe-spac", 64), ("ewma", 512)]
+)
+def test_prompts_between_steps_leave_what_decoding_earned(
+    tiny_model: TinyModel, scheduler: str, ubatch: int
 ) -> None:
-    """This also holds for a prompt whose pieces are as short as a step's batch."""
-    path = tiny_model("qwen3moe")
-    experts, resident = settled(lab, path)
-    session = lab.session(
-        lab.context(path, n_ctx=2048, n_batch=1024, n_ubatch=n_ubatch), None, experts, **GREEDY
-    )
-    before = experts.stats
-    session.prefill(prompt(1500))
-    after = experts.stats
-    assert (experts.residency() == resident).all()
-    for counter in ("uploads", "evictions", "activations", "distinct"):
-        assert after[counter] == before[counter], counter
-    demand, n_steps = experts.take_demand()
-    assert (demand.sum(), n_steps) == (0, 0)
-    assert after["blocks"] > before["blocks"]
-    take(session, 4)
-    assert experts.take_demand()[0].sum() == 0  # the session's steps have taken their demand
-    assert experts.stats["activations"] > 0
-
-
-@pytest.mark.parametrize("scheduler", ["lru", "moe-spac", "ewma"])
-def test_prompts_between_steps_leave_what_decoding_earned(tiny_model: TinyModel, scheduler: str) -> None:
-    """This holds under every scheduler that follows demand, for long prompts and for ones as short as a
-    step."""
-    with load(tiny_model("qwen3moe"), ctx=2048, slots=6, scheduler=scheduler) as engine:
+    """This holds under every scheduler that follows demand, for long prompts, for ones as short as a step,
+    and for graphs as small as a step's."""
+    with load(tiny_model("qwen3moe"), ctx=2048, ubatch=ubatch, slots=6, scheduler=scheduler) as engine:
         "".join(engine.generate(TEXT, 30))
-        experts, session = engine.experts, engine.session
+        experts = engine.experts
         assert experts is not None
-        assert session is not None
         assert experts.settle(20)
         resident, before = experts.residency(), experts.stats
         assert before["uploads"] >= (resident >= 0).sum() > 0
         for n_tokens in (1800, 9, 40):
-            session.prefill(prompt(n_tokens, seed=n_tokens))
+            "".join(engine.generate(prompt(n_tokens, seed=n_tokens), 1))
             assert experts.settle(20)
             assert (experts.residency() == resident).all()
             assert experts.stats["uploads"] == before["uploads"]
-            assert experts.stats["activations"] == before["activations"]
+            for counter in ("evictions", "activations", "distinct"):
+                assert experts.stats[counter] == before[counter], counter
         assert experts.stats["blocks"] > before["blocks"]
 
 

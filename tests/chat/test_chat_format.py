@@ -226,7 +226,7 @@ def test_tools_leave_what_is_no_call_alone(engine):
     assert "".join(engine.generate(prompt.text, 24, sampling=greedy, chat=prompt)) == free != ""
 
 
-def test_after_a_chat_the_session_is_free_again(engine):
+def test_after_a_chat_the_loop_is_free_again(engine):
     form = ChatFormat(engine.target, THINKING)
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     prompt = form.prompt([USER], json_schema=schema, thinking=False)

@@ -140,7 +140,7 @@ def test_a_beginning_that_a_schema_does_not_allow(engine: Engine) -> None:
     for text in ('{"no"', "[1"):
         prompt = form.prompt([USER, begun(text)], json_schema=SCHEMA, continues=True)
         with pytest.raises(InputError, match="begins with what its schema or its tools do not allow"):
-            engine.generate(prompt.text, 4, sampling=SamplingConfig(temp=0), chat=prompt)
+            next(engine.generate(prompt.text, 4, sampling=SamplingConfig(temp=0), chat=prompt))
 
 
 @pytest.mark.parametrize("empty", [{"content": ""}, {"content": None}, {"content": []}, {}])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spac import demo
+from spac import _core, demo
 from spac.chat.format import ChatFormat
-from spac.config import EngineConfig
+from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from tests.chat.templates import ADD
@@ -48,6 +49,11 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
+def begin(engine: Engine, prompt: _core.ChatPrompt, **options: Any) -> None:
+    """Begin an answer. Raise InputError if its grammar is not valid."""
+    "".join(engine.generate("a", 1, chat=prompt, sampling=SamplingConfig(temp=0.0), **options))
+
+
 def test_there_are_some() -> None:
     if sdist() is None:
         pytest.skip("llama.cpp's sdist is not in the cache: no build has fetched it here")
@@ -68,7 +74,7 @@ def test_a_chat_is_written_and_its_answer_read(engine: Engine, name: str) -> Non
     # If the prompt begins the reasoning, this text is reasoning.
     assert (answer.content + answer.reasoning).strip().endswith("plain text")
     assert answer.content == "" or answer.reasoning == ""
-    engine.session_with(temp=0.0, chat=prompt, reasoning_budget=5)
+    begin(engine, prompt, reasoning_budget=5)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -76,7 +82,7 @@ def test_tools_are_described_or_refused(engine: Engine, name: str) -> None:
     form = ChatFormat(engine.target, TEMPLATES[name])
     for choice in ("auto", "required"):
         prompt = form.prompt([USER], tools=[ADD], tool_choice=choice)
-        engine.session_with(temp=0.0, chat=prompt)  # raises if its grammar is not valid
+        begin(engine, prompt)
     if "gemma-2-" in name:
         with pytest.raises(InputError, match="refuses these messages: Conversation roles must alternate"):
             form.prompt(CALLED, tools=[ADD])
@@ -89,7 +95,7 @@ def test_tools_are_described_or_refused(engine: Engine, name: str) -> None:
 def test_a_schema_is_followed(engine: Engine, name: str) -> None:
     form = ChatFormat(engine.target, TEMPLATES[name])
     prompt = form.prompt([USER], json_schema={"type": "object", "properties": {"ok": {"type": "boolean"}}})
-    engine.session_with(temp=0.0, chat=prompt)
+    begin(engine, prompt)
 
 
 @pytest.mark.parametrize("size", [1, 5, 9, 20, 37, 1000])

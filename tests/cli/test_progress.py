@@ -45,7 +45,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("quiet", "shown"), [(False, True), (True, False)])
 def test_the_line_follows_the_estimate(monkeypatch, quiet, shown):
-    """Between two calls of the session, a thread shows what the engine estimates."""
+    """Between two reports of the loop, a thread shows what the engine estimates."""
     readings = [Reading(n, 4096, 3.0, 9.0 - n / 512) for n in (512, 1024, 1536)]
     asked = threading.Event()
 

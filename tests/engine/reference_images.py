@@ -53,17 +53,14 @@ def continued(model: Any, projector: Any, prompt: str, images: list[str], n: int
     for name, value in SIZES.items():
         setattr(params, name, value)
     context = ll.llama_init_from_model(model, params)
-    chunks, pos, last = chunks_of(projector, prompt, images), 0, 0
-    n_chunks = mtmd.mtmd_input_chunks_size(chunks)
-    for i in range(n_chunks):
+    chunks, pos = chunks_of(projector, prompt, images), 0
+    for i in range(mtmd.mtmd_input_chunks_size(chunks)):
         chunk = mtmd.mtmd_input_chunks_get(chunks, i)
         if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
             count = ctypes.c_size_t()
             found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
             tokens = [found[at] for at in range(count.value)]
-            if i == n_chunks - 1:
-                last = tokens.pop()  # spac evaluates it alone
-            pos = decode(context, tokens, pos) if tokens else pos
+            pos = decode(context, tokens, pos)
         else:
             end = ll.llama_pos()
             done = mtmd.mtmd_helper_eval_chunk_single(
@@ -71,13 +68,12 @@ def continued(model: Any, projector: Any, prompt: str, images: list[str], n: int
             )
             assert done == 0
             pos = end.value
-    made = []
     n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
-    for _ in range(n):
-        pos = decode(context, [last], pos)
+    made: list[int] = []
+    while len(made) < n:
+        pos = decode(context, made[-1:], pos) if made else pos
         logits = np.ctypeslib.as_array(ll.llama_get_logits_ith(context, -1), (n_vocab,)).copy()
-        last = int(logits.argmax())
-        made.append(last)
+        made.append(int(logits.argmax()))
     ll.llama_free(context)
     return made, logits
 

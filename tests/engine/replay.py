@@ -1,9 +1,9 @@
 """Run the stock library over a recorded run's batches: `python -m tests.engine.replay JOB.json OUT.json`.
 
 The library is the one that LLAMA_CPP_LIB_PATH names. JOB.json has a list of jobs: a model, a context's
-settings, a prompt and the drafts of every step. OUT gets the tokens that greedy verification of each job's
-batches gives. A job may also ask for `gaps`: by how much the logit of one token exceeds another's after some
-tokens, evaluated one by one.
+settings, a prompt and the drafts of every batch, the first of which has the prompt. OUT gets the tokens that
+greedy verification of each job's batches gives. A job may also ask for `gaps`: by how much the logit of one
+token exceeds another's after some tokens, evaluated one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Recording:
-    """Record of the engine's run. The drafts include those that were rejected."""
+    """Record of the engine's run. The drafts include those that were rejected.
+
+    The first draft stands in the prompt's batch, whose last token gives the first one of the text. The loop
+    drafts nothing there.
+    """
 
     model: str
     prompt: list[int]
@@ -58,20 +62,19 @@ def replay_all(
 
 def verify(context: Any, prompt: list[int], drafts: list[list[int]], ends: list[int]) -> list[int]:
     """Decode greedily with given drafts and without an end token. Return the tokens after the prompt."""
-    if len(prompt) > 1:
-        context.decode(np.array(prompt[:-1], np.int32), 0, [len(prompt) - 2])
-    position, last = len(prompt) - 1, prompt[-1]
+    window, position = prompt, 0  # the tokens before the next draft, and their position
     tokens: list[int] = []
     for draft in drafts:
-        batch = np.array([last, *draft], np.int32)
-        logits = context.decode(batch, position, list(range(len(batch))))
+        batch = np.array([*window, *draft], np.int32)
+        logits = context.decode(batch, position, list(range(len(window) - 1, len(batch))))
         logits[:, ends] = -np.inf
         chosen = logits.argmax(axis=1).tolist()
         kept = 0
         while kept < len(draft) and draft[kept] == chosen[kept]:
             kept += 1
         tokens += chosen[: kept + 1]
-        position, last = position + kept + 1, chosen[kept]
+        position += len(window) + kept
+        window = [chosen[kept]]
         context.rewind(position)
     return tokens
 

@@ -45,7 +45,7 @@ def prompt(**request):
     chat = ChatFormat(engine.target, THINKING)
     made = chat.prompt([{"role": "user", "content": "x"}], **request)
     if given["parallel"] == 1:
-        engine.session_with(temp=0.0, chat=made)  # makes the sampler
+        list(engine.generate("x", 1, sampling=SamplingConfig(temp=0, seed=1), chat=made))  # makes the sampler
     return made.text
 
 results = {}

@@ -50,13 +50,13 @@ def config(target: Path, draft: Path | None = None, **options) -> EngineConfig:
 
 def record(settings: EngineConfig, n_tokens: int = N_TOKENS) -> tuple[list[int], Recording, RunStats]:
     """Return the tokens that the engine generates, the drafts that it verified, and the statistics."""
-    drafts: list[list[int]] = []
+    drafts: list[list[int]] = [[]]  # the prompt's batch has none
     with Engine(settings) as engine:
         prompt = engine.tokenize(PROMPT)
         if engine.experts is not None:
             engine.experts.settle(10)
+        engine.loop.on("draft_end", lambda event: drafts.append(event.tokens.tolist()))
         generation = engine.generate(prompt, n_tokens)
-        engine.session.on("draft_end", lambda event: drafts.append(event.tokens.tolist()))
         for _ in generation:
             pass
     assert generation.stats.generated_tokens == len(generation.tokens) == n_tokens

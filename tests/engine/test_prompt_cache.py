@@ -29,24 +29,22 @@ def read(engine: Engine, prompt: list[int]) -> int:
     return generation.stats.prefilled_tokens
 
 
-@pytest.mark.parametrize(("room", "again"), [({}, 0), ({"cache_ram": 64}, 0), ({"cache_ram": 0}, 199)])
+@pytest.mark.parametrize(("room", "again"), [({}, 1), ({"cache_ram": 64}, 1), ({"cache_ram": 0}, 200)])
 def test_a_prompt_that_comes_back(target: Path, room: dict[str, int], again: int) -> None:
     sampling = SamplingConfig(temp=0.0, ignore_eos=True)
     with Engine(EngineConfig(target=target, sampling=sampling, **SETTINGS, **room)) as engine:
-        assert [read(engine, prompt) for prompt in (FIRST, SECOND)] == [199, 179]
+        assert [read(engine, prompt) for prompt in (FIRST, SECOND)] == [200, 180]
         assert read(engine, FIRST) == again
-        assert engine.session is not None
-        assert engine.session.cached["n_recalled"] == (not again)
 
 
 @pytest.mark.parametrize(
     ("family", "settings", "read_again"),
     [
-        ("qwen35moe", {}, 46),  # the last 8 tokens and the new ones
-        ("qwen35moe", {"ctx_checkpoints": 0}, 337),
-        ("gpt-oss", {"ubatch": 64}, 46),
-        ("gpt-oss", {"ubatch": 64, "ctx_checkpoints": 0}, 337),
-        ("gpt-oss", {"ubatch": 64, "swa_full": True, "ctx_checkpoints": 0}, 39),
+        ("qwen35moe", {}, 42),  # the last 4 tokens and the new ones
+        ("qwen35moe", {"ctx_checkpoints": 0}, 338),
+        ("gpt-oss", {"ubatch": 64}, 42),
+        ("gpt-oss", {"ubatch": 64, "ctx_checkpoints": 0}, 338),
+        ("gpt-oss", {"ubatch": 64, "swa_full": True, "ctx_checkpoints": 0}, 40),
     ],
 )
 def test_an_answer_that_is_left_out_of_the_next_prompt(
@@ -73,7 +71,7 @@ def test_the_same_through_llama(target: Path) -> None:
             texts.append(llama.create_completion(prompt, max_tokens=8, temperature=0)["choices"][0]["text"])
         assert texts[0] == texts[2]
         assert llama.stats is not None
-        assert llama.stats.prefilled_tokens == 0
+        assert llama.stats.prefilled_tokens == 1
     finally:
         llama.close()
 

@@ -38,10 +38,11 @@ class Streams(SimpleNamespace):
 def run(engine, prompt=PROMPT):
     """Return the tokens that follow a prompt, the last step's probabilities, and the tokens of the graphs."""
     assert engine.experts.settle(10)
-    generation = engine.generate(prompt, N_TOKENS)
-    for _ in generation:
-        pass
-    return generation.tokens, engine.session.probabilities(3)[2], engine._pair.target_context.graph_tokens
+    sequence = engine.sequence({"temp": 0.0, "ignore_eos": True}, N_TOKENS, n_top=3)
+    sequence.prefill(prompt)
+    tokens = [int(sequence.step().tokens[0]) for _ in range(N_TOKENS)]
+    sequence.finish()
+    return tokens, sequence.probabilities(3)[2], engine._pair.target_context.graph_tokens
 
 
 def memory():
@@ -83,15 +84,15 @@ def test_one_graph_gives_the_stock_librarys_text(target, in_small_graphs, refere
         assert stats["stream_bytes"] == 3 * engine.experts.stats["stream_bytes"]
         # A prompt of similar length finds its buffers, and a short one does not need them.
         made = memory().n_device_buffers
-        engine.session.reset()
+        engine.forget()
         assert run(engine, PROMPT[:-50])[2] == WHOLE
-        engine.session.reset()
+        engine.forget()
         assert run(engine, PROMPT[:300])[2] == WHOLE
         assert memory().n_device_buffers == made
         # Small graphs are as small as before, in the larger buffers.
-        engine.session.on("prompt_graph", lambda _pending, _failed: SMALL)
+        engine.loop.on("prompt_graph", lambda _pending, _failed: SMALL)
         before = engine.experts.stats
-        engine.session.reset()
+        engine.forget()
         again = run(engine)
         assert again[0] == in_small_graphs[0][0]
         assert np.array_equal(again[1], in_small_graphs[0][1])
@@ -104,13 +105,12 @@ def test_a_large_graph_that_does_not_stream_is_split(target):
     with Engine(config(target, ubatch=2048, stream_batch=0)) as engine:
         expected = run(engine)
     with Engine(config(target)) as engine:
-        session = engine.session_with(temp=0.0, ignore_eos=True)
 
         def choose(_pending, _failed):
             engine.experts.set_stream_tokens(2000)
             return 1250
 
-        session.on("prompt_graph", choose)
+        engine.loop.on("prompt_graph", choose)
         found = run(engine)
         assert engine.experts.stats["blocks_streamed"] == 0
     assert found[0] == expected[0]
@@ -132,11 +132,10 @@ def test_without_memory_graphs_stay_small(target, in_small_graphs):
 def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_small_graphs, where):
     (tokens, probabilities, _), _ = in_small_graphs
     with Engine(config(target, **({"stream_batch": 0} if where == "staging" else {}))) as engine:
-        session = engine.session_with(temp=0.0, ignore_eos=True)
         graphs = PromptGraphs(engine._pair.target_context, engine.devices, Streams(tokens=64), engine.notes)
         graphs.measure()
         graphs._that_fits = lambda: graphs._most  # it has been misled about what is free
-        session.on("prompt_graph", graphs.choose)
+        engine.loop.on("prompt_graph", graphs.choose)
         n_bytes = graphs.memory.more("simulated", WHOLE) if where == "staging" else 0
         if where == "staging":  # no memory is left for the weight stream, nor for the rows of a split graph
             engine.experts.set_stream_tokens(64)
@@ -146,7 +145,7 @@ def test_a_prompt_that_runs_out_of_memory_goes_on_in_small_graphs(target, in_sma
         assert np.array_equal(found[1], probabilities)
         assert found[2] == SMALL
         assert memory().peak <= memory().limit
-        assert sum("has no memory for graphs of 1200 tokens" in note for note in engine.notes) == 1
+        assert sum("has no memory for graphs of 1201 tokens" in note for note in engine.notes) == 1
 
 
 def test_slots_leave_memory_to_graphs(tiny_model, monkeypatch):

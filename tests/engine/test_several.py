@@ -107,7 +107,7 @@ def test_a_cancelled_one_is_freed(engine: Engine) -> None:
     """The error that its reader got has frames that refer to the generation. Nothing keeps that error."""
     generation = engine.generate(PROMPTS[0])
     next(generation)
-    generation._session.cancel()  # as if a thread cancelled while the reader waits
+    generation._sequence.cancel()  # as if a thread cancelled while the reader waits
     "".join(generation)
     kept = weakref.ref(generation)
     del generation
@@ -124,7 +124,6 @@ def test_a_place_is_free_once_the_tokens_are_made(engine: Engine) -> None:
 
 def n_running(engine: Engine) -> int:
     """Return the number of places in use."""
-    assert engine.loop is not None
     with closing(engine.loop.begin("slots", b"")) as answer:
         answer.run()
         return sum(each["is_processing"] for each in json.loads(answer.body))
@@ -186,7 +185,7 @@ def test_closing_ends_those_that_run_and_wait() -> None:
         next(each)
     waiting = threading.Thread(target=lambda: "".join(engine.generate(PROMPTS[2])))
     waiting.start()
-    _wait_for(lambda: len(engine._beside) == 3)
+    _wait_for(lambda: len(engine._running) == 3)
     engine.close()
     waiting.join(10)
     assert not waiting.is_alive()
@@ -252,7 +251,7 @@ def test_auto_is_as_many_as_the_context_allows(options: dict[str, Any], n: int) 
 def test_auto_is_one_for_what_needs_it(tmp_path: Path) -> None:
     """An option that needs the context for one generation gets it, and a line says so."""
     with Engine(config(parallel=-1, deterministic=True)) as engine:
-        assert engine.loop is None
+        assert engine.n_sequences == 1
         assert any(note.startswith("one generation at a time, for --deterministic") for note in engine.notes)
     for options in ({"mmproj": "any.gguf"}, {"draft_type": "draft-mtp"}, {"scheduler": "sp-moe"}):
         assert config(parallel=-1, **options).n_parallel == 4

@@ -122,6 +122,7 @@ def test_a_step_is_counted_once(start):
     """The second device has a graph for each layer."""
     with start() as engine:
         context = engine._pair.target_context.pointer
+        engine.experts.set_counting(True)
         for position in range(3):
             assert _core.decode(context, [5], position, True) == 0
             _core.logits(context, 1)

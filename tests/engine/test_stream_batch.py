@@ -81,8 +81,7 @@ def test_a_prompt_leaves_the_slots_alone(target, scheduler, stream_batch):
         "".join(engine.generate("def f(x):", 24))
         assert engine.experts.settle(10)
         before = engine.experts.residency(), engine.experts.stats["uploads"]
-        "".join(engine.generate(PROMPT, 0))
-        engine.session.prefill(engine.tokenize(PROMPT))
+        "".join(engine.generate(PROMPT, 1))  # The token comes with the prompt.
         assert engine.experts.settle(10)
         assert (engine.experts.residency() == before[0]).all()
         assert engine.experts.stats["uploads"] == before[1]
@@ -114,13 +113,12 @@ def test_a_prompt_that_is_given_up_gives_its_slots_back(target):
         return experts.stats["blocks_streamed"] > 0
 
     with Engine(config(target, 16, scheduler="static", slots=7)) as engine:
-        session, context = engine.session_with(temp=0.0), engine._pair.target_context.pointer
-        experts = engine.experts
+        experts, context = engine.experts, engine._pair.target_context.pointer
         assert experts.settle(10)
         before = experts.residency() >= 0
         api.llama_set_abort_callback(context, give_up, None)
         with pytest.raises(SpacError):
-            session.prefill(engine.tokenize(PROMPT))
+            list(engine.generate(PROMPT, 1))
         api.llama_set_abort_callback(context, type(give_up)(), None)
         assert experts.stats["blocks_streamed"] == 1
         assert experts.stats["stream_slot_bytes"] > 0
@@ -140,7 +138,7 @@ def heard():
 def test_without_room_prompts_are_split(target, expected):
     with Engine(config(target, 0)) as engine:
         "".join(engine.generate(PROMPT, 24))  # allocates the other memory that the engine needs
-        engine.session.reset()
+        engine.forget()
         engine.experts.set_stream_tokens(16)
         _core.set_simulated_device(memory_mb=1)
         try:

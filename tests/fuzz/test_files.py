@@ -17,6 +17,8 @@ from tools.models import Shape
 SMALL = Shape(n_layer=2, n_embd=32, n_ff=32, n_ff_exp=32)
 FAMILIES = ("qwen3moe", "deepseek2", "gpt-oss")
 OPTIONS = ["--prompt", "def f(", "--max-tokens", "3", "--ctx", "64", "--threads", "1", "--slots", "4"]
+NO_NUMBERS = "spac run: error: the model's logits are no finite numbers\n"
+"""The end of the error output if weights are damaged."""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,8 @@ def run(worker: Worker, path: Path, role: str, target: Path) -> int:
     """Return the exit code for a file given as target or as draft."""
     files = ["--target", str(path)] if role == "target" else ["--target", str(target), "--draft", str(path)]
     answer = worker([*files, *OPTIONS])
+    if answer.code == 1 and answer.err.endswith(NO_NUMBERS):
+        return 1
     check(answer, [*files, *OPTIONS])
     assert answer.code == 0 or path.name in answer.err, answer.err
     return answer.code

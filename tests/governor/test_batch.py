@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from spac.governor import BatchGovernor, FixedGovernor, Governor, RooflineGovernor
+from spac.machine.arrays import Int32Array
+
+COSTS = np.dtype([("host_ns", np.int64), ("host_distinct", np.int32)])
 
 
 class Recorded(Governor):
@@ -72,6 +75,62 @@ def test_each_number_of_sequences_has_a_governor_that_learns_from_all_in_turns()
     two, three = made
     assert sorted(two.seen) == [(7, 1), (7, 1), (7, 6), (7, 6)]
     assert three.seen == [(7, 3)]
+
+
+class Experts(Recorded):
+    """Also keeps the prompts' seconds, the demand, the times and the misses. It expects 2 tokens in 0.5 s."""
+
+    wants_experts = True
+    expected = (2.0, 0.5)
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.prompts, self.counts, self.times = list[float](), list[tuple[int, int]](), list[Any]()
+
+    def begin(self, spent_s: float) -> None:
+        self.prompts.append(spent_s)
+
+    def demand(self, counts: Int32Array, n_verified: int) -> None:
+        self.counts.append((int(counts.sum()), n_verified))
+
+    def observe(self, n_drafted: int, n_accepted: int, *times: Any) -> None:
+        super().observe(n_drafted, n_accepted)
+        self.times.append(times)
+
+
+def test_a_governor_that_wants_experts_learns_times_and_misses() -> None:
+    governor = Experts(3)
+    batch = BatchGovernor(lambda: governor, lambda: Recorded(7), 8)
+    step = step_of((0, 3, 1))
+    step.batch = SimpleNamespace(
+        draft_ns=6_000_000, demand=np.full((2, 4), 3, np.int32), n_verified=4,
+        layer_costs=np.array([(3_000_000, 5), (1_000_000, 2)], COSTS),
+    )  # fmt: skip
+    batch.observe(batch.choose({0: 100}), step, 0.1)
+    assert governor.seen == [(3, 1)]
+    assert governor.times == [pytest.approx((6e-3, 0.1, 7, 4e-3))]
+    assert governor.counts == [(2 * 4 * 3, 4)]
+
+
+def test_the_chosen_lengths_are_counted() -> None:
+    governor = Experts(6)
+    batch = BatchGovernor(lambda: governor, lambda: Recorded(7), 8)
+    for room in (100, 100, 2, 0):
+        lengths = batch.choose({0: room})
+        batch.observe(lengths, step_of((0, lengths[0], 0)), 0.1)
+    chosen = batch.chosen
+    assert dict(chosen.lengths) == {6: 2, 2: 1, 0: 1}
+    assert (chosen.expected_tokens, chosen.expected_s) == (8.0, 2.0)
+
+
+def test_a_step_begins_with_the_time_of_the_prompts_before_it() -> None:
+    governor = Experts(6)
+    batch = BatchGovernor(lambda: governor, lambda: Recorded(7), 8)
+    for spent_s in (0.25, 0.5):
+        batch.prompt(spent_s)
+    for _ in range(2):
+        batch.choose({0: 100})
+    assert governor.prompts == [0.75]
 
 
 @pytest.mark.parametrize(("token_s", "drafts"), [(0.01, True), (1.0, False)])

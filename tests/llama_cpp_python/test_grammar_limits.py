@@ -1,4 +1,4 @@
-"""llama_cpp's own loop refuses the grammars that the native session refuses.
+"""llama_cpp's own loop refuses the grammars that llama.cpp's loop refuses.
 
 No exception may cross its C calls.
 """
@@ -21,7 +21,7 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList
 
 given = json.load(sys.stdin)
 llm = Llama(given["model"], n_ctx=256, n_threads=1, verbose=False, state="off")
-plain = LogitsProcessorList([lambda tokens, scores: scores])  # The native session has none.
+plain = LogitsProcessorList([lambda tokens, scores: scores])  # llama.cpp's loop has none.
 
 def text(grammar):
     form = LlamaGrammar.from_string(grammar, verbose=False)

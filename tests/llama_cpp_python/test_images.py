@@ -106,6 +106,11 @@ def test_what_is_refused(llm: Llama, path: Path) -> None:
     ):
         with pytest.raises(InputError, match=words):
             said(llm, with_url(url))
+    said(llm, message(IMAGES[0]))
+    with pytest.raises(InputError, match="reset=False cannot continue"):
+        next(llm.generate([65], reset=False))
+    llm.eval([65])  # The images are gone.
+    assert llm.n_tokens == 1
     with pytest.raises(InputError, match="not with a logits_processor"):
         said(llm, message(IMAGES[0]), logits_processor=[lambda ids, scores: scores])
     blind = Llama(str(path), chat_format="common", **{**SMALL, "device": "simulated"})

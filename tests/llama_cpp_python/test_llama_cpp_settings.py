@@ -101,9 +101,7 @@ def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
     assert used_now() == 0
 
 
-def test_lora_path_is_llama_cpp_s(
-    models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
-) -> None:
+def test_lora_path(models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]) -> None:
     config = EngineConfig(models["qwen3moe"], **BASE)
     keywords = {**llama_keywords(config), "device": "simulated", "verbose": False}
     with closing(Llama(str(config.target), lora_path=str(adapter), **keywords)) as llm:
@@ -119,7 +117,7 @@ def test_plain_llama_cpp_has_them_too(
 ) -> None:
     """Settings work where nothing is split: on the CPU, and in models without experts.
 
-    `from_config` uses the native session there too, and the class itself uses llama_cpp's loop.
+    `from_config` uses llama.cpp's loop there too, and the class itself uses llama_cpp's loop.
     """
     path = tiny_model(family)
     lora = write_adapter(tmp_path / "adapter.gguf", path, r"attn_q\.weight")

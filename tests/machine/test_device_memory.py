@@ -213,15 +213,29 @@ def test_llama_fits_too(target):
 # No allocation while the engine decodes
 
 
-def steps(engine, session, lengths):
-    """Return the numbers of device buffers and host buffers that these steps allocated."""
-    before = memory()
-    for length in lengths:
-        if engine.config.draft_types:
-            session.set_draft_length(min(length, session.draft_max))
-        session.step()
-    after = memory()
-    return after.n_device_buffers - before.n_device_buffers, after.n_host_buffers - before.n_host_buffers
+def buffers_of(engine, prompt, lengths):
+    """Return the numbers of device buffers and of host buffers after each step of these draft lengths."""
+    longest, left, found = engine.config.longest_draft, list(lengths), []
+
+    def fix():
+        if left and engine.config.draft_types:
+            engine.fix_draft_length(min(left.pop(0), longest))
+
+    def after_step(_step):
+        if len(found) == 8:
+            assert engine.experts.settle(10)
+        found.append((memory().n_device_buffers, memory().n_host_buffers))
+        fix()
+
+    fix()
+    engine.events.after_step.append(after_step)
+    generation = engine.generate(prompt)
+    while len(found) < len(lengths):
+        next(generation, None)
+    generation.cancel()
+    engine.forget()  # waits for the last step
+    engine.events.after_step.remove(after_step)
+    return found[: len(lengths)]
 
 
 @pytest.mark.parametrize("kind", ["plain", "draft", "mtp", "stream"])
@@ -235,20 +249,14 @@ def test_nothing_is_allocated_between_steps(target, draft, mtp, kind):
     model = mtp if kind == "mtp" else target
     with Engine(config(model, vram_limit="6M", slots="40%", **options)) as engine:
         longest = engine.config.longest_draft
-        session = engine.session_with(temp=0.0, ignore_eos=True)
         made = memory().n_device_buffers
-        session.prefill(PROMPT)
         # The longest verification determines the buffers of every context.
-        steps(engine, session, [longest] * 8)
-        assert engine.experts.settle(10)
-        steps(engine, session, [longest])
+        lengths = [*[longest] * 19, *[0, longest, 1, 2, 5, 3, longest, 0] * 3]
+        first = buffers_of(engine, PROMPT, lengths)[8:]
         if kind != "mtp":  # common makes llama.cpp plan anew at every sequence
-            assert memory().n_device_buffers - made <= 1  # the masks of ids need one
-        assert steps(engine, session, [longest] * 10) == (0, 0)
-        assert steps(engine, session, [0, longest, 1, 2, 5, 3, longest, 0] * 3) == (0, 0)
-        session.prefill(PROMPT[::-1])
-        session.step()
-        assert steps(engine, session, [longest, 2] * 5) == (0, 0)
+            assert first[0][0] - made <= 1  # the masks of ids need one
+        assert len(set(first)) == 1
+        assert len(set(buffers_of(engine, PROMPT[::-1], [longest, *[longest, 2] * 5]))) == 1
         assert engine.experts.stats["uploads"] > engine.experts.slots.n_slots  # plans have changed meanwhile
         assert (engine.experts.stats["blocks_streamed"] > 0) == (kind == "stream")
         engine.experts.attach_slots(3)

@@ -1,4 +1,4 @@
-"""An engine's contexts have rows of logits only for tokens that a session reads. Slots use the
+"""An engine's contexts have rows of logits only for tokens that the loop reads. Slots use the
 saved memory."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bench.compare.ours import logits
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.server_loop import parameters_of
 from spac.llama_cpp_python.llama import Llama
 from spac.model.pair import ModelPair
 from spac.model.params import draft_rows, target_rows
@@ -65,17 +66,15 @@ def outcome(settings: EngineConfig) -> tuple[int, int, list[Any]]:
     with Engine(settings) as engine:
         begun = memory().used
         seen: list[Any] = []
-        session = engine.session_with(temp=0.0)
-        session.prefill(PROMPT)
-        for _ in range(12):
-            step = session.step()
-            chosen, ids, top = session.probabilities(4)
+        sequence = engine.sequence(parameters_of(settings.sampling), 13, n_top=4)
+        sequence.prefill(np.array(PROMPT, np.int32))
+        while not (step := sequence.step()).reason:
+            chosen, ids, top = sequence.probabilities(4)
             seen += [step.tokens.tolist(), chosen.tolist(), ids.tolist(), top.tolist()]
         slots = engine.experts.slots if engine.experts is not None else None
         n_slots, slot_bytes = (slots.n_slots, slots.bytes) if slots is not None else (0, 0)
-        # A step's buffers exist before the step. llama.cpp's MTP context makes a second such buffer when it
-        # first drafts. The buffer has rows for every token unless a setting says otherwise.
-        assert settings.context_params or memory().used <= begun + (1 << 16)
+        # A step's buffers exist before the step. The loop makes both of an MTP context when it starts.
+        assert memory().used <= begun + (1 << 16)
         return begun - slot_bytes, n_slots, seen
 
 
@@ -91,7 +90,7 @@ def test_rows_that_nobody_reads_take_no_memory(target: Path, draft: Path, mtp: P
         "draft": {"draft": draft},
         "mtp": {"draft_type": "draft-mtp"},
     }[kind]
-    rows = {"plain": [LONGEST + 1], "n-gram": [LONGEST + 1], "draft": [LONGEST + 1, 1], "mtp": [1]}[kind]
+    rows = {"plain": [LONGEST + 1], "n-gram": [LONGEST + 1], "draft": [LONGEST + 1, 1], "mtp": [1, 1]}[kind]
     every, needed = both(config(mtp if kind == "mtp" else target, slots=6, **options))
     assert needed[1:] == every[1:]
     expected = sum(UBATCH - n for n in rows) * VOCAB * 4

@@ -39,10 +39,10 @@ SURFACE = {
     "ContextConfig EngineConfig Range SamplingConfig Slots StreamBatch VramLimit names_in option",
     "spac.costs": "SCHEMA Costs ExpertCosts Layer LiveCosts",
     "spac.engine": "CostEstimator Engine EngineConfig Events FixedGovernor Generation Governor InputError "
-    "PredictionStats LoadProgress Model ModelPair DraftLengthController Recorder ExpertCache "
+    "PredictionStats LoadProgress Model ModelPair Recorder ExpertCache "
     "RooflineGovernor RunFiles SamplingConfig Scheduler Setting TokenArray",
     "spac.errors": "Cancelled DeviceError InputError InternalError OutOfMemoryError SpacError one_line",
-    "spac.governor": "FixedGovernor Governor DraftLengthController RooflineGovernor",
+    "spac.governor": "ChosenLengths BatchGovernor FixedGovernor Governor RooflineGovernor",
     "spac.scheduler": "Event Layer Plan Scheduler View make names parse share_slots",
     "spac.scheduler.base": "Event Layer Plan Scheduler View share_slots",
     "spac.scheduler.ewma": "best_per_pool",

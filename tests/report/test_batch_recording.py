@@ -32,8 +32,6 @@ def test_a_batch_is_recorded(engine: Engine, tmp_path: Path) -> None:
     with engine.record(tmp_path / "batch.npz"):
         assert all(texts(engine, PROMPTS[:4], 30))
     after = engine.batch_stats
-    assert before is not None
-    assert after is not None
     assert not engine.experts.trace.on
     recording = read(str(tmp_path / "batch.npz"))
     steps = after.steps - before.steps
@@ -61,12 +59,6 @@ def test_what_cannot_be_recorded(engine: Engine, tmp_path: Path) -> None:
     assert read(str(tmp_path / "first.npz")).total("steps") > 0
     assert not (tmp_path / "second.npz").exists()
     with pytest.raises(InputError, match="cannot be written"), engine.record(tmp_path / "none" / "x.npz"):
-        pass
-    with (
-        Engine(config(ctx=256)) as one,
-        pytest.raises(InputError, match=r"give its recorder to Engine\.generate"),
-        one.record(tmp_path / "one.npz"),
-    ):
         pass
 
 

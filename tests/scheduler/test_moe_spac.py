@@ -280,8 +280,8 @@ def test_the_prompt_moves_no_utility(tiny_model):
         subject = engine.events.driver.scheduler
         "".join(engine.generate("def f(x):", 9))
         before = subject.state()
-        engine.session.prefill(engine.tokenize("Another prompt, and a long one. " * 8))
+        "".join(engine.generate("Another prompt, and a long one. " * 8, 1))
         for name, value in subject.state().items():
             np.testing.assert_array_equal(value, before[name], err_msg=name)
-        engine.session.step()
+        "".join(engine.generate("This is a third prompt. " * 8, 2))
         assert subject.state()["step"] == before["step"] + 1

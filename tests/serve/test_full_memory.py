@@ -24,7 +24,6 @@ def long_prompt(n_lines: int) -> str:
 
 
 def asked(engine: Engine, prompt: str, **options: object) -> LoopResponse:
-    assert engine.loop is not None
     body = {"prompt": prompt, "n_predict": N, "ignore_eos": True, **options}
     return engine.loop.begin("completion", json.dumps(body).encode())
 

@@ -47,7 +47,6 @@ def config(**options: object) -> EngineConfig:
 
 
 def completion(engine: Engine, prompt: str, n: int = N) -> str:
-    assert engine.loop is not None
     answer = engine.loop.begin("v1/completions", json.dumps({"prompt": prompt, "max_tokens": n}).encode())
     answer.run()
     assert answer.status == 200, answer.body
@@ -98,8 +97,6 @@ def test_steps_are_counted_and_recorded(tmp_path: Path) -> None:
         with engine.record(tmp_path / "loop.npz"), ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda each: completion(engine, each), PROMPTS[:4]))
         after = engine.batch_stats
-    assert before is not None
-    assert after is not None
     recording = read(str(tmp_path / "loop.npz"))
     assert recording.total("steps") == after.steps - before.steps > 0
     assert after.generated_tokens - before.generated_tokens == 4 * N
@@ -121,7 +118,6 @@ def test_slots_change_between_steps(alone: dict[str, str]) -> None:
 
 def test_closing_ends_what_runs() -> None:
     engine = Engine(config(), serves=LoopOptions("demo"))
-    assert engine.loop is not None
     answer = engine.loop.begin("v1/completions", b'{"prompt": "x", "max_tokens": 1500, "stream": true}')
     answer.run()
     assert answer.is_stream
@@ -138,10 +134,11 @@ def test_closing_ends_what_runs() -> None:
 
 
 def test_bad_use_is_one_line() -> None:
-    with Engine(config(), serves=LoopOptions("demo")) as engine:
-        assert engine.loop is not None
-        with pytest.raises(InputError, match="no route nope"):
-            engine.loop.begin("nope", b"")
+    with (
+        Engine(config(), serves=LoopOptions("demo")) as engine,
+        pytest.raises(InputError, match="no route nope"),
+    ):
+        engine.loop.begin("nope", b"")
 
 
 def test_what_the_loop_does_not_have_is_refused() -> None:
@@ -188,7 +185,6 @@ def test_other_servers_make_no_embeddings(server: Server) -> None:
 
 
 def asked(engine: Engine, route: str, body: str) -> bytes:
-    assert engine.loop is not None
     answer = engine.loop.begin(route, body.encode())
     answer.run()
     said = answer.body
@@ -263,7 +259,6 @@ def test_a_window_that_comes_back_has_all_of_its_tokens(tmp_path: Path) -> None:
 
 def probabilities(engine: Engine, prompt: str) -> list[float]:
     """Return the log probabilities of the most probable tokens that follow a prompt."""
-    assert engine.loop is not None
     body = {"prompt": prompt, "max_tokens": 5, "logprobs": 3}
     answer = engine.loop.begin("v1/completions", json.dumps(body).encode())
     answer.run()

@@ -54,7 +54,6 @@ Tokens = list[int]
 
 def answer(engine: Engine, prompt: Any, n: int = N, **more: Any) -> Tokens:
     """Return the tokens that llama.cpp's server answers with."""
-    assert engine.loop is not None
     asked = {"prompt": prompt, "n_predict": n, "return_tokens": True, "ignore_eos": True, **more}
     made = engine.loop.begin("completion", json.dumps(asked).encode())
     made.run()
@@ -270,7 +269,7 @@ def test_images_of_several_clients(
     orders = [PICTURES, PICTURES[::-1], (PICTURES[0],) * 2, (PICTURES[1],) * 2]
     expected = expected_of_pictures(target, projectors[family], orders, reference_lib, tmp_path)
     config = EngineConfig(
-        target=target, mmproj=projectors[family], is_served=True,
+        target=target, mmproj=projectors[family],
         **{**OPTIONS, "ubatch": 128, **options},
     )  # fmt: skip
     with Engine(config, serves=LoopOptions("x")) as engine:
@@ -293,11 +292,8 @@ REFUSED = {
 
 
 def test_addresses_and_bad_images_are_refused(tiny_model: TinyModel, projectors: dict[str, Path]) -> None:
-    config = EngineConfig(
-        target=tiny_model("qwen3moe"), mmproj=projectors["qwen3moe"], is_served=True, **OPTIONS
-    )
+    config = EngineConfig(target=tiny_model("qwen3moe"), mmproj=projectors["qwen3moe"], **OPTIONS)
     with Engine(config, serves=LoopOptions("x")) as engine:
-        assert engine.loop is not None
         for url, words in REFUSED.items():
             image = {"type": "image_url", "image_url": {"url": url}}
             asked: dict[str, Any] = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 4}
@@ -312,11 +308,8 @@ def test_addresses_and_bad_images_are_refused(tiny_model: TinyModel, projectors:
 def test_an_image_larger_than_a_batch_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
     """Gemma's attention within an image sees later places, so llama.cpp evaluates it at once or aborts."""
     projector = write_projector(tmp_path / "gemma.gguf", "gemma3", 64)
-    config = EngineConfig(
-        target=tiny_model("qwen3moe"), mmproj=projector, is_served=True, **{**OPTIONS, "ubatch": 3}
-    )
+    config = EngineConfig(target=tiny_model("qwen3moe"), mmproj=projector, **{**OPTIONS, "ubatch": 3})
     with Engine(config, serves=LoopOptions("x")) as engine:
-        assert engine.loop is not None
         prompt = {
             "prompt_string": _core.ServerLoop.media_marker(),
             "multimodal_data": [base64.b64encode(PICTURES[0]).decode()],
@@ -345,7 +338,6 @@ def test_adapters_of_several_clients(
     adapter = write_adapter(tmp_path / "adapter.gguf", target)
     config = EngineConfig(target=target, lora=((adapter, 0.7),), **OPTIONS)
     with Engine(config, serves=LoopOptions("x")) as engine:
-        assert engine.loop is not None
         prompts = [engine.tokenize(each).tolist() for each in PROMPTS]
         job = [Recording(str(target), each, [[]] * N, lora=str(adapter), lora_scale=0.7) for each in prompts]
         adapted = [each["tokens"] for each in replay_all(job, SETTINGS, reference_lib, tmp_path)]

@@ -15,8 +15,8 @@ from spac import _core
 from spac.config import EngineConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
+from spac.engine.events import Events
 from spac.engine.server_loop import LoopOptions
-from spac.engine.session_events import Events
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, Scheduler, View
 from tests.engine.test_sp_moe import LENGTH, Predictions, config
@@ -38,27 +38,25 @@ def settings(draft: Path | None, scheduler: str | Scheduler, **options: Any) -> 
     )
 
 
-def alone(begun: Sequence[int] = (), **options: Any) -> str:
-    """Return the session's answer behind its first tokens `begun`."""
+def generated(**options: Any) -> str:
+    """Return the text of `Engine.generate`."""
     with Engine(settings(options.pop("draft", None), options.pop("scheduler"), **options)) as engine:
-        prompt = np.array([*engine.tokenize(PROMPT), *begun], np.int32)
-        return "".join(engine.generate(prompt, N - len(begun)))
+        return "".join(engine.generate(PROMPT, N))
 
 
-def asked(engine: Engine, prompt: str = PROMPT) -> tuple[str, list[int]]:
-    """Return the loop's answer and its tokens."""
-    assert engine.loop is not None
-    request = {"prompt": prompt, "n_predict": N, "ignore_eos": True, "return_tokens": True}
+def asked(engine: Engine, prompt: str = PROMPT) -> str:
+    """Return a client's answer."""
+    request = {"prompt": prompt, "n_predict": N, "ignore_eos": True}
     made = engine.loop.begin("completion", json.dumps(request).encode())
     made.run()
     assert made.status == 200, made.body
-    got = json.loads(made.body)
+    text: str = json.loads(made.body)["content"]
     made.close()
-    return got["content"], got["tokens"]
+    return text
 
 
-def served(n: int = 1, **options: Any) -> tuple[str, list[int]]:
-    """Return the loop's answer and its tokens, the same each time that it is asked."""
+def served(n: int = 1, **options: Any) -> str:
+    """Return the answer of an engine that serves, the same each time that it is asked."""
     configured = settings(options.pop("draft", None), options.pop("scheduler"), **options)
     with Engine(configured, serves=LoopOptions("demo")) as engine:
         answers = [asked(engine) for _ in range(n)]
@@ -67,14 +65,13 @@ def served(n: int = 1, **options: Any) -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize("scheduler", ["none", "moe-speq", "sp-moe", "moe-spac"])
-def test_the_text_is_that_of_the_session(scheduler: str, draft: Path) -> None:
-    assert served(3, draft=draft, scheduler=scheduler)[0] == alone(
-        draft=draft, scheduler="none", draft_length=0
-    )
+def test_the_text_is_that_without_drafts(scheduler: str, draft: Path) -> None:
+    expected = generated(scheduler="none", draft_length=0)
+    assert served(3, draft=draft, scheduler=scheduler) == expected
 
 
 @pytest.mark.parametrize("draft_type", ["draft-simple", "self"])
-def test_drafts_and_their_routes_are_those_of_the_session(
+def test_a_clients_drafts_and_their_routes_are_those_of_generate(
     draft_type: str, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: Drafts = []
@@ -86,12 +83,11 @@ def test_drafts_and_their_routes_are_those_of_the_session(
 
     monkeypatch.setattr(Events, "_draft_end", spy)
     options = {"draft": draft} if draft_type == "draft-simple" else {"draft_type": "self"}
-    _, tokens = served(scheduler="moe-speq", **options)
-    of_loop, known = known, []
-    alone(tokens[:1], scheduler="moe-speq", **options)  # the loop's first token comes with the prompt
-    assert len(of_loop) > 8
-    assert of_loop[:-2] == known[: len(of_loop) - 2]  # llama.cpp's last draft ends with the text
-    known = of_loop
+    served(scheduler="moe-speq", **options)
+    of_client, known = known, []
+    generated(scheduler="moe-speq", **options)
+    assert len(known) > 8
+    assert of_client == known
     assert max(len(tokens) for tokens, _ in known) == LENGTH
     assert all(np.shape(routes)[1] >= len(tokens) for tokens, routes in known if tokens)
 
@@ -167,13 +163,13 @@ def test_each_place_has_its_text_and_shows_its_routes(
     with Engine(settings(chosen, scheduler, **options), serves=LoopOptions("demo")) as engine:
         for prompt in PROMPTS:
             drafts.clear()
-            texts.append(asked(engine, prompt)[0])
+            texts.append(asked(engine, prompt))
             of_client.append(rows(drafts))
     drafts.clear()
     with Engine(settings(chosen, scheduler, parallel=4, **options), serves=LoopOptions("demo")) as engine:
         assert engine.n_sequences == 4
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            assert [each[0] for each in pool.map(lambda prompt: asked(engine, prompt), PROMPTS)] == texts
+            assert list(pool.map(lambda prompt: asked(engine, prompt), PROMPTS)) == texts
     together = rows(drafts)
     for i, known in enumerate(of_client):
         others = set[bytes]().union(*of_client[:i], *of_client[i + 1 :])
@@ -189,10 +185,10 @@ def test_several_places_have_the_texts_of_one(scheduler: str, draft: Path) -> No
     options: dict[str, Any] = {"draft": draft, "flash_attn": "off"}
     with Engine(settings(None, "none", draft_length=0, flash_attn="off")) as engine:
         expected = ["".join(engine.generate(prompt, N)) for prompt in PROMPTS]
-    assert settings(scheduler=scheduler, parallel=-1, is_served=True, **options).n_parallel == 4
+    assert settings(scheduler=scheduler, parallel=-1, **options).n_parallel == 4
     several = settings(scheduler=scheduler, parallel=4, **options)
     with Engine(several, serves=LoopOptions("demo")) as engine, ThreadPoolExecutor(len(PROMPTS)) as pool:
-        assert [each[0] for each in pool.map(lambda prompt: asked(engine, prompt), PROMPTS)] == expected
+        assert list(pool.map(lambda prompt: asked(engine, prompt), PROMPTS)) == expected
 
 
 def test_deterministic_answers_have_one_place(draft: Path) -> None:

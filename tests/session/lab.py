@@ -1,11 +1,9 @@
-"""Contexts and sessions on tiny models, closed in the right order when a test ends."""
+"""Engines, models and contexts of tiny models, closed in the right order when a test ends."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from spac import _core
-from spac.errors import Cancelled
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
 from spac.machine.arrays import Float32Array, Int32Array
 from spac.model import c_api
 
@@ -21,7 +20,11 @@ from spac.model import c_api
 import llama_cpp.llama_cpp as api  # this import must follow spac's, because spac decides on the library
 
 Tokens = Int32Array
-GREEDY: dict[str, Any] = {"temp": 0.0}
+GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
+ONE_PLACE: dict[str, Any] = {
+    "device": "simulated", "threads": 1, "ctx": 256, "slots": 0, "scheduler": "none", "state": "off",
+    "flash_attn": "off", "sampling": GREEDY,
+}  # fmt: skip
 
 
 @api.llama_log_callback
@@ -30,7 +33,7 @@ def _silent(_level: int, _text: bytes, _data: object) -> None:
 
 
 class Lab:
-    """The owner of models, contexts and sessions. It frees them last to first."""
+    """The owner of engines, models and contexts. It frees them last to first."""
 
     def __init__(self) -> None:
         self._closing = ExitStack()
@@ -48,6 +51,10 @@ class Lab:
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._closing.close()
+
+    def engine(self, target: Path, **options: Any) -> Engine:
+        """Return an engine that closes when the test ends. Its slots are empty until a plan comes."""
+        return self._closing.enter_context(Engine(EngineConfig(target=target, **{**ONE_PLACE, **options})))
 
     def model(self, path: Path) -> int:
         """Return the llama_model of this file, loaded once. Its experts are on the CPU until it has slots."""
@@ -78,19 +85,16 @@ class Lab:
         """Return the handle on the experts of a model that is loaded."""
         return self.handles[path]
 
-    def session(
-        self, target: int, draft: int | None = None, experts: _core.Experts | None = None, **params: Any
-    ) -> _core.Session:
-        """Return a session that closes before its contexts. A draft context means "draft-simple"."""
-        if draft is not None:
-            params.setdefault("draft_types", ["draft-simple"])
-        session = _core.Session(target, draft, experts, **params)
-        self._closing.callback(session.close)
-        return session
+    def logits_after(self, path: Path, tokens: Tokens, **params: Any) -> Float32Array:
+        """Return the model's logits for the token after `tokens`, by llama.cpp's C interface alone.
 
-    def plain(self, path: Path, **params: Any) -> _core.Session:
-        """Return a session without speculation, on its own context."""
-        return self.session(self.context(path), **params)
+        They are float32[n_vocab]. `params` are the context's.
+        """
+        context = self.context(path, **params)
+        data = (ctypes.c_int32 * len(tokens))(*tokens.tolist())  # the batch points into it
+        assert api.llama_decode(context, api.llama_batch_get_one(data, len(tokens))) == 0
+        n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model(path)))
+        return np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (n_vocab,)).copy()
 
 
 def prompt(n: int, seed: int = 0) -> Tokens:
@@ -98,67 +102,16 @@ def prompt(n: int, seed: int = 0) -> Tokens:
     return np.random.default_rng(seed).integers(0, 256, n).astype(np.int32)
 
 
-def take(session: _core.Session, n: int) -> list[int]:
-    """Return `n` more tokens, or fewer if the context is full. They go on after end-of-generation tokens."""
-    tokens: list[int] = []
-    while len(tokens) < n:
-        step = session.step()
-        tokens += step.tokens.tolist()
-        if step.reason == "length":
-            break
-    return tokens[:n]
+def generate(engine: Engine, tokens: Tokens, n: int, **options: Any) -> list[int]:
+    """Return `n` tokens that follow a prompt."""
+    generation = engine.generate(tokens, n, **options)
+    list(generation)
+    return generation.tokens
 
 
-def generate(session: _core.Session, tokens: Tokens, n: int) -> list[int]:
-    """Return `n` tokens that follow a new prompt."""
-    session.prefill(tokens)
-    return take(session, n)
-
-
-@contextmanager
-def disturbed(session: _core.Session) -> Iterator[None]:
-    """Call cancel() again and again in another thread, at growing intervals, so that work ends on a slow
-    machine too. The first call comes before anything runs."""
-    done = threading.Event()
-    session.cancel()
-
-    def disturb() -> None:
-        delay_s = 0.0005
-        while not done.wait(delay_s):
-            session.cancel()
-            delay_s *= 1.1
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def persist(session: _core.Session, tokens: Tokens, n: int) -> tuple[list[int], int]:
-    """Return `n` tokens that follow a new prompt, in spite of cancelled calls, and the number of these."""
-    made: list[int] = []
-    n_cancelled = 0
-    prefilled = False
-    while len(made) < n:
-        try:
-            if not prefilled:
-                session.prefill(tokens)
-                prefilled = True
-            made += session.step().tokens.tolist()
-        except Cancelled:
-            n_cancelled += 1
-    return made[:n], n_cancelled
-
-
-def logits_after(lab: Lab, path: Path, tokens: Tokens, **params: Any) -> Float32Array:
-    """Return the model's logits for the token after `tokens`, by llama.cpp's C interface alone:
-    float32[n_vocab]. `params` are the context's."""
-    context = lab.context(path, **params)
-    data = (ctypes.c_int32 * len(tokens))(*tokens.tolist())  # the batch points into it
-    batch = api.llama_batch_get_one(data, len(tokens))
-    assert api.llama_decode(context, batch) == 0
-    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(lab.model(path)))
-    return np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (n_vocab,)).copy()
+def submit(experts: _core.Experts, n_resident: int) -> None:
+    """Bring the first experts of each layer into slots."""
+    experts.attach_slots(experts.n_layer * experts.n_expert)
+    wanted = np.arange(experts.n_expert) < n_resident
+    experts.submit(np.tile(wanted, (experts.n_layer, 1)).astype(np.int32), np.ones(experts.n_layer, np.int32))
+    assert experts.settle(10)

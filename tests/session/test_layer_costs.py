@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.session.lab import GREEDY
+from tests.session.lab import generate, prompt, submit
 
 FIELDS = (
     "host_ns", "wait_ns", "host_activations", "host_distinct", "device_activations", "device_distinct",
@@ -13,71 +13,37 @@ FIELDS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def session(lab, moe, other):
-    target, draft = lab.context(moe), lab.context(other)
-    return lab.session(target, draft, lab.experts(moe), draft_max=4, **GREEDY)
+@pytest.mark.parametrize("n_resident", [0, 1, 3, 5])
+def test_both_sides_together(lab, moe, other, n_resident):
+    engine = lab.engine(moe, draft=other, draft_length=4)
+    experts, uploads = engine.experts, []
+    generate(engine, prompt(40), 1)
+    assert experts.stats["host_compute_ns"] > 0
+    costs = experts.take_layer_costs()
+    assert all(not costs[name].any() for name in FIELDS), "a prompt costs nothing"
+    submit(experts, n_resident)
+    before = dict(experts.stats)
 
-
-@pytest.fixture
-def experts(lab, moe, session):
-    return lab.experts(moe)
-
-
-def test_all_on_the_host(session, experts):
-    session.prefill([1, 2, 3, 4])
-    for _ in range(3):
-        before = dict(experts.stats)
-        step = session.step()
-        costs = step.layer_costs
+    def see(step):
+        nonlocal before
+        on_device = np.where(experts.residency() >= 0, step.demand, 0)
+        on_host = step.demand - on_device
+        costs, now = step.layer_costs, dict(experts.stats)
         assert costs.dtype.names == FIELDS
         assert costs.shape == (experts.n_layer,)
         assert not costs.flags.writeable
-        assert costs["host_activations"].tolist() == step.demand.sum(axis=1).tolist()
-        assert costs["host_distinct"].tolist() == (step.demand > 0).sum(axis=1).tolist()
-        assert not costs["device_activations"].any()
-        assert not costs["device_distinct"].any()
-        spent = {name: value - before[name] for name, value in experts.stats.items()}
-        assert costs["host_ns"].sum() == spent["host_compute_ns"]
-        assert costs["wait_ns"].sum() == spent["host_wait_ns"]
-        assert (costs["host_ns"] > 0).all()
+        for name, demand in (("device", on_device), ("host", on_host)):
+            assert costs[f"{name}_activations"].tolist() == demand.sum(axis=1).tolist()
+            assert costs[f"{name}_distinct"].tolist() == (demand > 0).sum(axis=1).tolist()
+        assert ((costs["host_ns"] > 0) == (costs["host_activations"] > 0)).all()
+        if uploads:  # before the first step, the prompt has taken time too
+            assert costs["host_ns"].sum() == now["host_compute_ns"] - before["host_compute_ns"]
+            assert costs["wait_ns"].sum() == now["host_wait_ns"] - before["host_wait_ns"]
+        uploads.append((step.upload_bytes, step.upload_ns))
+        before = now
 
-
-@pytest.mark.parametrize("n_resident", [1, 3, 5])
-def test_both_sides_together(session, experts, n_resident):
-    n_layer, n_expert = experts.n_layer, experts.n_expert
-    experts.attach_slots(n_layer * n_expert)
-    priority = np.zeros((n_layer, n_expert), np.int32)
-    priority[:, :n_resident] = 1
-    experts.submit(priority, np.ones(n_layer, np.int32))
-    assert experts.settle(10)
-    session.prefill([1, 2, 3, 4])
-    step = session.step()
-    on_device = np.where(priority > 0, step.demand, 0)
-    on_host = step.demand - on_device
-    costs = step.layer_costs
-    assert costs["device_activations"].tolist() == on_device.sum(axis=1).tolist()
-    assert costs["device_distinct"].tolist() == (on_device > 0).sum(axis=1).tolist()
-    assert costs["host_activations"].tolist() == on_host.sum(axis=1).tolist()
-    assert costs["host_distinct"].tolist() == (on_host > 0).sum(axis=1).tolist()
-    assert ((costs["host_ns"] > 0) == (costs["host_activations"] > 0)).all()
-    assert step.n_uploads == n_layer * n_resident
-    assert step.upload_bytes == experts.stats["upload_bytes"] > 0
-    assert step.upload_ns == experts.stats["upload_ns"] > 0
-    again = session.step()
-    assert (again.n_uploads, again.upload_bytes, again.upload_ns) == (0, 0, 0)
-
-
-def test_a_prompt_costs_nothing(session, experts):
-    session.prefill(np.arange(1, 40, dtype=np.int32))
-    assert experts.stats["host_compute_ns"] > 0
-    costs = experts.take_layer_costs()
-    assert all(not costs[name].any() for name in FIELDS)
-
-
-def test_a_model_without_experts_has_no_costs(lab, other):
-    session = lab.plain(other, **GREEDY)
-    session.prefill([1, 2])
-    step = session.step()
-    assert step.layer_costs.shape == (0,)
-    assert step.layer_costs.dtype.names == FIELDS
+    engine.loop.on("verify_end", see)
+    generate(engine, prompt(40), 8)
+    stats = experts.stats
+    assert uploads[0] == (stats["upload_bytes"], stats["upload_ns"])
+    assert set(uploads[1:]) == {(0, 0)}

@@ -1,84 +1,14 @@
-"""Every MoE layer of a verification has an event: its content, its time, and faults in its callback."""
+"""A scheduler moves experts while a verification runs."""
 
 from __future__ import annotations
 
 import time
 
 import numpy as np
-import pytest
 
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.scheduler import Event, Plan, Scheduler
-from tests.session.lab import GREEDY, prompt, take
-
-
-@pytest.fixture
-def session(lab, moe, other):
-    return lab.session(lab.context(moe), lab.context(other), lab.experts(moe), draft_max=4, **GREEDY)
-
-
-@pytest.fixture
-def experts(lab, moe, session):
-    return lab.experts(moe)
-
-
-def fill(experts, n_resident):
-    experts.attach_slots(experts.n_layer * experts.n_expert)
-    priority = np.zeros((experts.n_layer, experts.n_expert), np.int32)
-    priority[:, :n_resident] = 1
-    experts.submit(priority, np.ones(experts.n_layer, np.int32))
-    assert experts.settle(10)
-
-
-@pytest.mark.parametrize("n_resident", [0, 2, 5])
-def test_every_layer_comes_once_with_its_demand(session, experts, n_resident):
-    fill(experts, n_resident)
-    seen = []
-    session.on("verify_layer", lambda event: seen.append((event.layer, event.demand.tolist())))
-    session.prefill(prompt(30))
-    assert seen == [], "a prompt is no verification"
-    for _ in range(3):
-        seen.clear()
-        step = session.step()
-        assert [layer for layer, _ in seen] == list(range(experts.n_layer))
-        assert [demand for _, demand in seen] == step.demand.tolist()
-
-
-def test_nobody_listens_any_more(session):
-    seen = []
-    session.on("verify_layer", seen.append)
-    session.prefill([1, 2, 3])
-    session.step()
-    n = len(seen)
-    assert n > 0
-    session.on("verify_layer", None)
-    session.step()
-    assert len(seen) == n
-
-
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_an_exception_leaves_the_sequence_as_it_was(session, at):
-    session.prefill(prompt(20))
-    wanted = take(session, 6)
-    session.prefill(prompt(20))
-    layers = []
-
-    def fail(event):
-        layers.append(event.layer)
-        if event.layer == at:
-            raise RuntimeError("no")
-
-    session.on("verify_layer", fail)
-    before = session.tokens.tolist()
-    for _ in range(2):
-        layers.clear()
-        with pytest.raises(RuntimeError, match="no"):
-            session.step()
-        assert session.tokens.tolist() == before
-        assert layers == list(range(at + 1)), "the layers after it are not reported"
-    session.on("verify_layer", None)
-    assert take(session, 6) == wanted
 
 
 class Recycler(Scheduler):

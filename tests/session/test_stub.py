@@ -10,7 +10,6 @@ import pytest
 import spac
 from spac import _core
 from spac.errors import InputError
-from tests.session.lab import Lab
 
 STUB = ast.parse((Path(spac.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
 
@@ -43,14 +42,10 @@ def test_members(node: ast.ClassDef) -> None:
     assert names(node.body) == public(getattr(_core, node.name))
 
 
-def test_session_parameters(lab: Lab, target: Path) -> None:
-    """The session takes exactly the keywords of the stub."""
-    session = next(n for n in STUB.body if isinstance(n, ast.ClassDef) and n.name == "Session")
-    init = next(n for n in session.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+def test_parameters() -> None:
+    """A loop takes exactly the keywords of the stub."""
     with pytest.raises(InputError) as caught:
-        lab.session(lab.context(target), no_such_parameter=1)
+        _core.ServerLoop("", "", 0, trace=_core.Trace(), no_such_parameter=1)
     known = str(caught.value).split("known are ")[1].split(", ")
-    handles = {"owner", "trace", "draft_experts", "projector"}
-    sampling = next(n for n in STUB.body if isinstance(n, ast.ClassDef) and n.name == "_Sampling")
-    keywords = {argument.arg for argument in init.args.kwonlyargs} | names(sampling.body)
-    assert keywords - handles == set(known)
+    stubs = {node.name: node.body for node in STUB.body if isinstance(node, ast.ClassDef)}
+    assert names(stubs["_Drafts"]) | names(stubs["_Sampling"]) == set(known)

@@ -126,7 +126,7 @@ def test_layers_lie_in_their_verification_or_prompt(drawn):
         (e["ts"] - TOLERANCE_US, e["ts"] + e["dur"] + TOLERANCE_US)
         for e in drawn.of("verify") + drawn.of("prefill")
     ]
-    # Before this, the session tries out the abilities of the contexts.
+    # Before this, the loop tries out the abilities of the contexts.
     begin = min(start for start, _ in passes)
     work = [e for name in ("layer", "host_wait", "host_experts") for e in drawn.of(name) if e["ts"] >= begin]
     assert len(work) > drawn.stats.steps

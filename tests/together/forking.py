@@ -32,18 +32,15 @@ def text_of(engine: Engine) -> str:
 
 def attempts(engine: Engine) -> dict[str, Callable[[], object]]:
     """Return calls that use objects that the parent has loaded, by name."""
-    session, experts = engine.session, engine.experts
-    assert session is not None
+    loop, experts = engine.loop, engine.experts
     assert experts is not None
     shape = (3, 5)
     return {
         "generate": lambda: text_of(engine),
         "tokenize": lambda: engine.tokenize("a"),
-        "prefill": lambda: session.prefill(np.array([1, 2, 3], np.int32)),
-        "step": session.step,
-        "reset": session.reset,
-        "cancel": session.cancel,
-        "tokens": lambda: session.tokens,
+        "begin": lambda: loop.begin("props", b"", {}),
+        "forget": engine.forget,
+        "on": lambda: loop.on("draft_end", None),
         "attach_slots": lambda: experts.attach_slots(3),
         "submit": lambda: experts.submit(np.zeros(shape, np.int32), np.zeros(3, np.int32)),
         "settle": lambda: experts.settle(60),

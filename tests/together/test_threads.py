@@ -19,7 +19,6 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from tests.conftest import TinyModel
-from tests.session.lab import GREEDY, Lab, prompt, take
 
 N = 24
 TEXT = "def fibonacci(n):"
@@ -93,49 +92,6 @@ def test_one_is_freed_while_another_generates(paths: dict[str, Path], alone: dic
             with load(paths["c"], slots=0.8) as passing:
                 assert text_of(passing, 4) == alone["c"][: len(text_of(passing, 4))]
         assert running.result() == [alone["b"]] * 12
-
-
-def test_two_contexts_of_one_model(lab: Lab, paths: dict[str, Path]) -> None:
-    """They share only slots and the plan, which changes all the time."""
-    path = paths["a"]
-    plain = [take(prefilled(lab.plain(path, **GREEDY), seed), 40) for seed in (1, 2)]
-    sessions = [lab.plain(path, **GREEDY) for _ in range(2)]
-    experts = lab.experts(path)
-    assert experts is not None
-    experts.attach_slots(12)
-    shape = (experts.n_layer, experts.n_expert)
-    rng = np.random.default_rng(0)
-    done = threading.Event()
-
-    def disturb() -> None:
-        while not done.wait(0.002):
-            experts.submit(rng.integers(0, 9, shape).astype(np.int32), np.zeros(shape[0], np.int32))
-
-    def round_() -> list[list[int]]:
-        return list(threads.map(lambda pair: take(prefilled(*pair), 40), zip(sessions, (1, 2), strict=True)))
-
-    with ThreadPoolExecutor(3) as threads:
-        threads.submit(disturb)
-        try:
-            for _ in range(100):  # the number of changes of the plan in a round depends on the machine
-                assert round_() == plain
-                if experts.stats["evictions"] > 20:
-                    break
-        finally:
-            done.set()
-    assert experts.stats["activations_hit"] > 0
-    assert experts.stats["evictions"] > 20
-
-
-def prefilled(session: _core.Session, seed: int) -> _core.Session:
-    session.prefill(prompt(30, seed))
-    return session
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with Lab() as made:
-        yield made
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1])

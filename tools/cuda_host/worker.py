@@ -58,8 +58,8 @@ def run(job: Job) -> Result:
 
         def after_step(_: _core.Step) -> None:
             moments.append((Counts.now(), dict(experts.stats)))
-            if job.changing_length and engine.session is not None:
-                engine.session.set_draft_length(lengths.randint(1, job.draft_length))
+            if job.changing_length:
+                engine.fix_draft_length(lengths.randint(1, job.draft_length))
             if job.changing_slots and len(moments) % 4 == 0:
                 engine.set_slots(lengths.randint(0, engine.n_experts))
 

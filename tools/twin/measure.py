@@ -74,9 +74,7 @@ def run(
         for _ in generation:
             pass
         seconds = time.perf_counter() - begun
-        assert engine.session is not None
-        tokens = engine.session.tokens[1:].tolist()
-        stats = generation.stats
+        tokens, stats = generation.tokens, generation.stats
     assert recorder.demand is not None
     return Run(tokens, recorder.demand, stats.accepted_tokens, stats.drafted_tokens, seconds)
 

@@ -21,13 +21,6 @@ void DemandCounter::set_tail_tokens(int n_tokens) {
     for (Layer & layer : layers_) {
         layer.n_tokens = n_tokens > 0 ? 0 : layer.n_tokens;
     }
-    shown_ = n_shown_ = 0;
-}
-
-void DemandCounter::show_tail(int first, int n_tokens) {
-    const std::lock_guard lock(mutex_);
-    shown_   = first;
-    n_shown_ = n_tokens;
 }
 
 void DemandCounter::set_parts(const std::vector<int> & n_tokens) {
@@ -217,27 +210,17 @@ void DemandCounter::take_layer_costs(LayerCost * costs, int n_layer) {
 std::pair<int, int> DemandCounter::routes(std::vector<int32_t> & ids, int n_layer) const {
     const std::lock_guard lock(mutex_);
     int                   n_tokens = 0, n_used = 0;
-    // Layers that noted less than the shown part show what they have of it.
-    const auto first_of = [this](const Layer & layer) {
-        return n_shown_ > 0 ? std::max(0, layer.n_tokens - shown_) : 0;
-    };
-    const auto count_of = [&](const Layer & layer) {
-        const int end = n_shown_ > 0 ? layer.n_tokens - shown_ + n_shown_ : layer.n_tokens;
-        return std::max(0, end - first_of(layer));
-    };
     for (const Layer & layer : layers_) {
-        n_tokens = std::max(n_tokens, count_of(layer));
+        n_tokens = std::max(n_tokens, layer.n_tokens);
         n_used   = std::max(n_used, layer.n_used);
     }
     ids.assign(static_cast<size_t>(n_layer) * n_tokens * n_used, -1);
     for (size_t il = 0; il < layers_.size() && il < static_cast<size_t>(n_layer); ++il) {
-        const Layer & layer = layers_[il];
-        if (count_of(layer) == 0) {
-            continue;
-        }
-        const int32_t * from = layer.routes.data() + static_cast<size_t>(first_of(layer)) * layer.n_used;
-        int32_t *       to   = ids.data() + il * n_tokens * n_used;
-        for (int t = 0; t < count_of(layer); ++t, from += layer.n_used, to += n_used) {
+        const Layer &   layer = layers_[il];
+        const int32_t * from  = layer.routes.data();
+        // A layer that noted fewer has the last ones: a prompt's last layer computes only what wants logits.
+        int32_t * to = ids.data() + (il * n_tokens + n_tokens - layer.n_tokens) * n_used;
+        for (int t = 0; t < layer.n_tokens; ++t, from += layer.n_used, to += n_used) {
             std::copy_n(from, layer.n_used, to);
         }
     }

@@ -26,7 +26,6 @@ class DemandCounter {
     // Returns of how many tokens at the end of a graph that does not count the routes are noted.
     int  tail_tokens() const { return tail_tokens_.load(std::memory_order_relaxed); }
     void set_parts(const std::vector<int> & n_tokens);
-    void show_tail(int first, int n_tokens);
     // Returns true if a block counts as demand in a graph of n_tokens.
     bool counts(int n_used, int n_tokens, int n_expert) const;
 
@@ -89,8 +88,7 @@ class DemandCounter {
 
     std::vector<int>          part_of_row_; // by token of the parts; empty: there are none
     std::vector<ExpertCounts> parts_;
-    std::vector<int>          last_part_;               // scratch memory of count_parts(), by expert
-    int                       shown_ = 0, n_shown_ = 0; // of the tail that routes() has; 0: all of it
+    std::vector<int>          last_part_; // scratch memory of count_parts(), by expert
     std::atomic<int>          tail_tokens_{0};
 
     std::shared_ptr<const Experts::LayerListener> listener_; // changes together with listens_

@@ -217,9 +217,6 @@ class Experts {
     // Notes the experts of the last `n_tokens` tokens of each execution that does not count, until this is set to 0.
     // routes() has those of the last execution then. It forgets the routes of before.
     virtual void set_tail_tokens(int n_tokens) = 0;
-    // Makes routes() show `n_tokens` tokens of such a tail, of which the first is the `first`-th one from its end; with
-    // (0, 0), all of them again.
-    virtual void show_tail(int first, int n_tokens) = 0;
     // Divides the tokens that count from now on: the first n_tokens[0] tokens of each layer are part 0, and so on.
     // Further ones belong to no part.
     virtual void set_parts(const std::vector<int> & n_tokens) = 0;

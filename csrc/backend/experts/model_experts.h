@@ -153,7 +153,6 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                      attach_slots(int n_slots, const std::vector<size_t> & margins) override;
     int                       slots_that_fit(const std::vector<size_t> & margins) const override;
 
-    void                      show_tail(int first, int n_tokens) override { demand.show_tail(first, n_tokens); }
     void                      set_parts(const std::vector<int> & n_tokens) override { demand.set_parts(n_tokens); }
     std::vector<ExpertCounts> take_parts() override { return demand.take_parts(); }
 

@@ -225,8 +225,7 @@ class Measurement:
         return Sample(at, [stats for stats, _ in done], [text for _, text in done])
 
     def _generate(self, engine: Engine, prompt: str) -> tuple[RunStats, str]:
-        if engine.session is not None:
-            engine.session.reset()  # A prompt that comes again would not be evaluated.
+        engine.forget()  # A prompt that comes again would not be evaluated.
         self._generation = generation = engine.generate(prompt, self.max_tokens)
         try:
             text = "" if self._stopped else "".join(generation)

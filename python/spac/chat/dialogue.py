@@ -37,7 +37,7 @@ class Piece:
 class Dialogue:
     """Answers messages with an engine, and keeps the conversation.
 
-    The engine's session keeps the tokens that it has evaluated. If a prompt begins like the last one, only
+    The engine's loop keeps the tokens that it has evaluated. If a prompt begins like the last one, only
     the rest is evaluated. The seed is chosen once, so that /stats can show it.
     """
 

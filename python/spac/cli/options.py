@@ -224,7 +224,7 @@ def read_config(
     sampling = SamplingConfig(**{**defaults, **named(SamplingConfig)})
     models: dict[str, Any] = {"target": target, "draft": draft, "sampling": sampling}
     keeps = "the split stays for --record" if given.get("record") else given.get("keeps_split", "")
-    models |= {"is_served": given.get("is_served", False), "keeps_split": keeps}
+    models["keeps_split"] = keeps
     return EngineConfig(**{**named(EngineConfig), **models})
 
 

@@ -152,8 +152,6 @@ class EngineConfig(ContextConfig):
         parse=_chosen,
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
-    is_served: bool = False
-    """True for an `Engine` that serves: its loop has several places for all that it supports."""
     keeps_split: str = ""
     """Why a model whose experts all fit keeps the split, for a note; "" if it may run without."""
     device: str = option(

@@ -150,7 +150,7 @@ class CostEstimator:
         return number > EAGER and number % _EVERY != 0
 
     def observe_step(self, step: _core.Step, n_asked: int) -> None:
-        """Learn from a session's step, or only its draft if `skips` says so.
+        """Learn from a step of one sequence, or only its draft if `skips` says so.
 
         n_asked: the draft length that the step was asked for.
         """

@@ -9,12 +9,12 @@ Example:
 from spac.config import EngineConfig, SamplingConfig
 from spac.costs.estimator import CostEstimator
 from spac.engine.engine import Engine
+from spac.engine.events import Events
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation
 from spac.engine.run_files import RunFiles
-from spac.engine.session_events import Events
 from spac.errors import InputError
-from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
+from spac.governor import FixedGovernor, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler
@@ -24,7 +24,6 @@ from spac.stats.recording import Recorder
 
 __all__ = [
     "CostEstimator",
-    "DraftLengthController",
     "Engine",
     "EngineConfig",
     "Events",

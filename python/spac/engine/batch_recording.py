@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
 from spac import _core
-from spac.engine.session_events import Events
+from spac.engine.events import Events
 from spac.errors import InputError
+from spac.governor import Governor
 from spac.stats import Meter, device_counts
 from spac.stats.recording import Recorder
 
-StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float], object]
+StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float, Mapping[str, int]], object]
 """The type of the argument of `StepMeter.observe`."""
+Counts = deque[dict[str, int]]
+"""The experts' counters at the beginning of a text, at the end of its prompt, and at the end of each step."""
+
+
+def read_counts(experts: _core.Experts | None) -> dict[str, int]:
+    """Return the counters of the experts and of each device."""
+    return {} if experts is None else {**experts.stats, **device_counts(experts)}
 
 
 class StepMeter:
-    """Counts the steps of several generations, and shows them to an observer."""
+    """Counts the steps of all generations, and shows them to an observer."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: _core.Experts | None = None) -> None:
+        self._experts = experts
         self.meter = Meter()
         """The counts of all generations together, without those of the experts."""
+        self.counts: Counts | None = None
+        """Where the experts' counters of the one text go that runs, or None."""
         self._observing = threading.Lock()
         self._observer: StepObserver | None = None
 
     def observe(self, observer: StepObserver | None) -> None:
         """Call `observer` after every step that decodes, in the thread that makes it; None ends it.
 
-        Its arguments are the step, the draft lengths asked for by sequence, and the seconds that the step
-        took. No call runs when this one returns. Raise InputError if there is an observer already.
+        Its arguments are the step, the draft lengths asked for by sequence, the seconds that the step took,
+        and the experts' counters at its end. It is also called for prompts, whose step is not `verified`. No
+        call runs when this one returns. Raise InputError if there is an observer already.
         """
         with self._observing:
             if observer is not None and self._observer is not None:
@@ -39,11 +52,18 @@ class StepMeter:
     def add(self, step: _core.ParallelStep, lengths: Mapping[int, int], seconds: float) -> None:
         """Count a step, which took `seconds` with its prompts."""
         meter, batch = self.meter, step.batch
+        counts: dict[str, int] = {}
+        if self.counts is not None or self._observer is not None:
+            counts = read_counts(self._experts)
+        if self.counts is not None and step.sequences:
+            self.counts.append(counts)
         prefill_s = step.prefill_ns / 1e9 if step.n_prompt else 0.0
         meter.prefill_s += prefill_s
         meter.prefilled_tokens += step.n_prompt
         meter.generated_tokens += len(batch.tokens)
         if not step.verified:
+            meter.first_tokens += len(batch.tokens)
+            self._show(step, lengths, seconds, counts)
             return
         seconds -= prefill_s
         meter.steps += batch.n_steps
@@ -54,9 +74,18 @@ class StepMeter:
         meter.draft_s += batch.draft_ns / 1e9
         meter.verify_s += batch.verify_ns / 1e9
         meter.sample_s += batch.sample_ns / 1e9
+        self._show(step, lengths, seconds, counts)
+
+    def _show(
+        self,
+        step: _core.ParallelStep,
+        lengths: Mapping[int, int],
+        seconds: float,
+        counts: Mapping[str, int],
+    ) -> None:
         with self._observing:
             if self._observer is not None:
-                self._observer(step, lengths, seconds)
+                self._observer(step, lengths, seconds, counts)
 
 
 class BatchRecording:
@@ -69,11 +98,12 @@ class BatchRecording:
         longest_draft: int,
         experts: _core.Experts | None,
         events: Events,
+        governor: Governor | None,
     ) -> None:
-        """Begin with the next step."""
+        """Begin with the next step. `governor` is shown in the recording."""
         self._recorder, self._steps, self._experts = recorder, steps, experts
         self._before = self._now()
-        recorder.watch(events)
+        recorder.watch(events, governor)
         recorder.begin(longest_draft, experts, self._before.experts)
         try:
             steps.observe(self._step)
@@ -87,18 +117,23 @@ class BatchRecording:
         self._recorder.end()
         return difference(self._now(), self._before)
 
-    def _step(self, step: _core.ParallelStep, lengths: Mapping[int, int], seconds: float) -> None:
+    def _step(
+        self,
+        step: _core.ParallelStep,
+        lengths: Mapping[int, int],
+        seconds: float,
+        counts: Mapping[str, int],
+    ) -> None:
+        if not step.verified:
+            self._recorder.skip(counts)
+            return
         longest = max(lengths.values(), default=0)
         n = sum(len(each.tokens) > 0 for each in step.sequences)
-        self._recorder.step(step.batch, int(seconds * 1e9), self._counts(), longest, n)
+        self._recorder.step(step.batch, int(seconds * 1e9), counts, longest, n)
 
     def _now(self) -> Meter:
         resident = self._experts.slots.n_resident if self._experts is not None else 0
-        return replace(self._steps.meter, experts=self._counts(), resident=resident)
-
-    def _counts(self) -> dict[str, int]:
-        experts = self._experts
-        return {**experts.stats, **device_counts(experts)} if experts is not None else {}
+        return replace(self._steps.meter, experts=read_counts(self._experts), resident=resident)
 
 
 def difference(now: Meter, before: Meter) -> Meter:

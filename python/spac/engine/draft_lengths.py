@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from spac import _core
 from spac.config import EngineConfig
+from spac.engine.events import Events
 from spac.engine.expert_cache import ExpertCache
-from spac.engine.session_events import Events
 from spac.errors import InputError
-from spac.governor import DraftLengthController, FixedGovernor, Governor, RooflineGovernor
+from spac.governor import BatchGovernor, FixedGovernor, Governor, RooflineGovernor
 from spac.machine.arrays import BoolArray, Float64Array
 from spac.model.pair import ModelPair
 
@@ -55,16 +54,14 @@ class DraftLengths:
             foreseen=self._window_misses,
         )
 
-    def of_several(self) -> Governor:
-        """Return a new governor for one number of sequences at once. It learns all times from their steps."""
-        config = self._config
-        return RooflineGovernor(config.longest_draft, shortest=config.draft_min, budget_s=self._budget_s)
+    def of_steps(self) -> BatchGovernor:
+        """Return the choice of draft lengths for the steps of a loop."""
+        config, events = self._config, self._events
 
-    def controller(self, session: _core.Session) -> DraftLengthController | None:
-        """Return a draft-length controller for one generation by `session`, or None without speculation."""
-        if self.governor is None:
-            return None
-        return DraftLengthController(self.governor, session, self._events.timeline)
+        def of_several() -> Governor:  # It learns all times from the steps of so many sequences.
+            return RooflineGovernor(config.longest_draft, shortest=config.draft_min, budget_s=self._budget_s)
+
+        return BatchGovernor(lambda: self.governor, of_several, config.longest_draft, lambda: events.timeline)
 
     def fix(self, n: int | None) -> None:
         """Draft n tokens a step from the next generation on; None restores the configuration's governor.

@@ -1,8 +1,9 @@
-"""The engine: a pair of models with slots, a scheduler and a session, and its generations."""
+"""The engine: a pair of models with slots, a scheduler and llama.cpp's loop, and its generations."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,35 +16,40 @@ from typing import Any, Self
 from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
-from spac.engine.batch_recording import BatchRecording, StepMeter
-from spac.engine.between_steps import BetweenDecodes, BetweenSteps
+from spac.engine.batch_recording import BatchRecording, Counts, StepMeter, read_counts
+from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
+from spac.engine.events import Events
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
-from spac.engine.loop_sequence import LoopGeneration, LoopSequence
+from spac.engine.loop_sequence import Beginnings, LoopSequence
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
-from spac.engine.reader import Reader
 from spac.engine.run_files import RunFiles
-from spac.engine.server_loop import LoopOptions, check_loop, open_loop, served
-from spac.engine.session_events import Events
+from spac.engine.server_loop import (
+    LoopOptions,
+    check_loop,
+    open_loop,
+    parameters_of,
+    seeded,
+    served,
+)
 from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
-from spac.engine.single_session import SingleSession, parameters_of, seeded
 from spac.errors import InputError
-from spac.governor import DraftLengthController, Governor, RooflineGovernor
+from spac.governor import ChosenLengths, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.images import image_prompt
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
-from spac.stats import RunStats, Setting, device_counts
+from spac.stats import RunStats, Setting
 from spac.stats.advice import missed_budget, unused_draft
 from spac.stats.recording import Recorder
 
 
 class Engine:
-    """A model pair with slots, a scheduler and a session.
+    """A model pair with slots, a scheduler and the loop of llama.cpp's server.
 
     It runs one generation at a time, or `EngineConfig.parallel` of them, each read by a thread of its own.
     """
@@ -58,20 +64,16 @@ class Engine:
     ) -> None:
         """Load the models, or take over the loaded `pair`, and start the scheduler.
 
-        The engine owns `pair` from now on. With `serves`, it also answers requests with llama.cpp's server
-        (`loop`). Raise InputError, OutOfMemoryError or SpacError if that fails.
+        The engine owns `pair` from now on. `serves` has the options of the server for `loop`. Raise
+        InputError, OutOfMemoryError or SpacError if that fails.
         """
         started = perf_counter()
         self.config = config = config if serves is None else served(config, serves)
         self._last: Callable[[], Generation | None] = lambda: None
         self._last_stats: Callable[[], RunStats] | None = None
-        self._reader: Reader | None = None  # the last generation's
-        self._advised = self._noted_images = False
-        self._beside: weakref.WeakSet[Generation] = weakref.WeakSet()
-        self.steps: StepMeter | None = None
-        """The counts of steps that several generations share; None if one generation runs at a time."""
-        self.loop: _core.ServerLoop | None = None
-        """llama.cpp's server, which runs several generations at once; None with one at a time."""
+        self._advised = False
+        self._beginnings: Beginnings = {}
+        self._running: weakref.WeakSet[Generation] = weakref.WeakSet()
         try:
             check_loop(config)
             self._files = RunFiles(config)
@@ -82,18 +84,18 @@ class Engine:
         self._pair = pair if pair is not None else ModelPair(config, progress, all_rows=False)
         self.experts = self._pair.experts
         """The target's experts; None if the target runs without the split."""
+        self.steps = StepMeter(self.experts)
+        """The counts of the steps of all generations."""
         self._notes = self._pair.notes
         self.reading = PromptProgress()
         """The progress of the prompt that is being read, for other threads too."""
         self.events = Events(None)
-        """The handler of the session's events; callers may add their own listeners."""
+        """The handler of the loop's events; callers may add their own listeners."""
         self._expert_cache: ExpertCache | None = None
         self._lengths: DraftLengths | None = None
-        self._single: SingleSession | None = None
-        if serves is None and self._pair.n_sequences > 1:
-            serves = LoopOptions(Path(config.target).stem)
-        self.between = (BetweenSteps if serves is None else BetweenDecodes)(self._after_call)
-        """The queue of work that runs between the calls of the session."""
+        self._loop: _core.ServerLoop | None = None
+        self.between = BetweenSteps(self._after_call)
+        """The queue of work that runs while the loop does not compute."""
         self.on_note: Callable[[str], object] = lambda _note: None
         """The function that receives notes which come while steps run, such as changes of the slots."""
         self._memory: MemoryBudget | None = None
@@ -111,15 +113,17 @@ class Engine:
             if expert_cache.stream_note:
                 self._notes.append(expert_cache.stream_note)
             self._trace = self.experts.trace if self.experts is not None else _core.Trace()
+            self._governor = self._draft_lengths.of_steps()
+            options = serves or LoopOptions(Path(config.target).stem, template=_no_template)
+            self._loop = open_loop(
+                config, options, self._pair, self.experts, self._trace, self.events, self.between.gate,
+                self._after_call, self._governor,
+                self._choose_graph if self.graphs is not None else None, self.steps, self._say,
+                self._prepare, self._beginnings,
+            )  # fmt: skip
             device = "; ".join(f"{each.name}, {each.description}" for each in self.devices) or "cpu"
             self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace, device)
             self.events.timeline = self._files.timeline
-            self._single = SingleSession(
-                config, self._pair, expert_cache, self._trace, self.reading, self.events.subscribe
-            )
-            if serves is not None:
-                self.steps = StepMeter()
-                self.loop = self._open_loop(serves, self.steps)
         except BaseException:
             self.close()
             raise
@@ -142,14 +146,17 @@ class Engine:
     def close(self) -> None:
         """End the generations, save the files, then free everything in order.
 
-        The engine cannot be used afterwards. A second call does nothing. Any thread may call this.
+        The engine cannot be used afterwards. A second call does nothing. Any thread may call this. Raise
+        InputError in a callback of the loop, which cannot wait for its own end.
         """
-        for each in list(self._beside):
+        if not self.between.is_home:
+            return
+        if self.between.gate.is_mine:
+            raise InputError("the engine cannot be closed in a callback of its own loop: close it afterwards")
+        for each in list(self._running):
             each.cancel()
-        if self.loop is not None:
-            self.loop.close()
-        if (generation := self._generation) is not None:
-            generation.cancel()
+        if self._loop is not None:
+            self._loop.close()
         self.between.close(self._close)
 
     def _close(self) -> None:
@@ -159,10 +166,6 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        if (generation := self._generation) is not None:
-            generation.retire()
-        if self._single is not None:
-            self._single.close()
         self.events.end()
         if self._expert_cache is not None:
             self._expert_cache.close()
@@ -183,12 +186,10 @@ class Engine:
         self.close()
 
     @property
-    def session(self) -> _core.Session | None:
-        """The session, to which callers may add hooks (`session.on`).
-
-        It is None before the first generation, and with several generations at once.
-        """
-        return self._single.session if self._single is not None else None
+    def loop(self) -> _core.ServerLoop:
+        """The loop of llama.cpp's server, to which callers may add hooks (`on`)."""
+        assert self._loop is not None  # It exists once the engine is loaded.
+        return self._loop
 
     @property
     def device(self) -> _core.DeviceInfo | None:
@@ -249,9 +250,8 @@ class Engine:
 
     def _learn_costs(self, step: _core.Step) -> None:
         """Learn from a step of one sequence. The estimator's times of drafts are those of one."""
-        session = self.session
         if step.n_verified == step.n_drafted + 1:
-            self._at_home.observe(step, step.n_drafted if session is None else session.draft_length)
+            self._at_home.observe(step, step.n_drafted)
 
     @property
     def governor(self) -> Governor | None:
@@ -264,10 +264,6 @@ class Engine:
         Raise InputError unless n is from 0 to the longest draft that the engine was made for.
         """
         self._draft_lengths.fix(n)
-
-    def controller(self, session: _core.Session) -> DraftLengthController | None:
-        """Return a draft-length controller for one generation by `session`, or None without speculation."""
-        return self._draft_lengths.controller(session)
 
     def set_scheduler(self, scheduler: str | SchedulerChoice | Scheduler) -> None:
         """Use another scheduler from the next step on.
@@ -319,9 +315,7 @@ class Engine:
 
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver
-        if self.session is not None:
-            self.events.subscribe(self.session)
-        elif (loop := self.loop) is not None:
+        if (loop := self._loop) is not None:
             self.between.run(lambda: self.events.subscribe(loop))
 
     @property
@@ -335,6 +329,14 @@ class Engine:
     def graphs(self) -> PromptGraphs | None:
         """The choice of the size of a prompt's graphs; None if it is fixed."""
         return self._at_home.graphs
+
+    def _choose_graph(self, n_pending: int, n_failed: int) -> int:
+        """Return the tokens of the next graph of a prompt, of which `n_pending` are evaluated now."""
+        graphs = self.graphs
+        assert graphs is not None
+        size = graphs.choose(n_pending, n_failed)
+        self.reading.expect(n_pending, graphs.graph_s if size > graphs.small else 0.0)
+        return size
 
     def prepare_prompt(self) -> None:
         """Wait for copies if they have to be done, and estimate anew how prompts are evaluated."""
@@ -390,11 +392,10 @@ class Engine:
 
         The text ends with the model's end token, a `stop` string (not part of the text), `max_tokens`, or a
         full context. A prompt with images comes from `image_prompt`. An engine has one generation at a time,
-        so this call ends one that this thread reads. One that another thread reads goes on, and this call
-        waits until it ends, is dropped, or is not read for a minute. With `EngineConfig.parallel`,
-        generations run at the same time, each read by its own thread, and further ones wait in order. They do
-        not wait for their readers, and one that is dropped leaves at once. A `recorder` records every step,
-        of one generation at a time.
+        so this call ends one that this thread reads. One that another thread reads goes on, and this one
+        waits for its end. With `EngineConfig.parallel`, generations run at the same time, each read by its
+        own thread, and further ones wait in order. They do not wait for their readers, and one that is
+        dropped leaves at once. A `recorder` records every step, of one generation at a time.
         `progress(n_done, n_total)` receives the number of prompt tokens done, after each graph of a long
         prompt, or 2048 tokens. `reading` estimates it in between. `chat` is the chat prompt whose text
         `prompt` is. The answer then follows its format, has at most `reasoning_budget` tokens of reasoning
@@ -402,98 +403,90 @@ class Engine:
         not fit.
         """
         tokens = as_tokens(self._pair.target, prompt)
-        if self.loop is not None:
-            if recorder is not None:
-                raise InputError("the engine runs several generations at once: record it with Engine.record")
-            return self._generate_beside(
-                self.loop, prompt, tokens, max_tokens, stop, sampling, progress, chat, reasoning_budget
-            )
-        while True:
-            if (reader := self._reader) is not None:
-                reader.wait()
-
-            def begin(waited_for: Reader | None = reader) -> Generation | None:
-                if self._reader is not waited_for:
-                    return None  # Another thread's generation came first.
-                return self._begin(
-                    prompt, tokens, max_tokens, stop, sampling, recorder, progress, chat, reasoning_budget
-                )
-
-            if (begun := self.between.run(begin)) is not None:
-                return begun
-
-    def _begin(
-        self,
-        prompt: Prompt,
-        tokens: TokenArray,
-        max_tokens: int | None,
-        stop: Sequence[str],
-        sampling: SamplingConfig | None,
-        recorder: Recorder | None,
-        progress: Callable[[int, int], object] | None,
-        chat: _core.ChatPrompt | None,
-        reasoning_budget: int,
-    ) -> Generation:
-        """Return a generation of the one session, while no call of it is under way."""
-        if (last := self._generation) is not None:
-            last.retire()
-        self.prepare_prompt()
-        assert self._single is not None
-        session, sampling = self._single.sampling(sampling or self.config.sampling, chat, reasoning_budget)
-        setting = self.setting(sampling)
-        images = self._images(prompt)
-        prediction_stats = self.events.begin_stats()
-        self.events.n_text += 1
-        generation = Generation(
-            self._pair.target, session, self.experts, setting, tokens, max_tokens, stop,
-            prediction_stats=prediction_stats, recorder=recorder,
-            controller=self.controller(session) if images is None else None, progress=progress, images=images,
-            reading=self.reading,
-            preserved=frozenset(chat.preserved_tokens) if chat is not None else (), between=self.between,
-        )  # fmt: skip
-        if recorder is not None:
-            recorder.watch(self.events, self.governor)
-        self._last, self._reader = weakref.ref(generation), generation.reader
-        self._last_stats = generation.stats_reader
-        return generation
-
-    def _generate_beside(
-        self,
-        loop: _core.ServerLoop,
-        prompt: Prompt,
-        tokens: TokenArray,
-        max_tokens: int | None,
-        stop: Sequence[str],
-        sampling: SamplingConfig | None,
-        progress: Callable[[int, int], object] | None,
-        chat: _core.ChatPrompt | None,
-        reasoning_budget: int,
-    ) -> Generation:
-        """Return a generation that runs beside others."""
-        self.between.run(self._at_home.update_streams)
+        if (last := self._generation) is not None and self._is_mine(last):
+            last.cancel()
         sampling = seeded(sampling or self.config.sampling)
-        sequence = LoopSequence(
-            loop, {**parameters_of(sampling), "chat": chat, "reasoning_budget": reasoning_budget}, max_tokens
+        images = prompt if isinstance(prompt, _core.ImagePrompt) and prompt.n_images else None
+        sequence = self.sequence(
+            {**parameters_of(sampling), "chat": chat, "reasoning_budget": reasoning_budget}, max_tokens
         )
-        generation = LoopGeneration(
+        generation = Generation(
             self._pair.target, sequence, self.experts, self.setting(sampling), tokens, max_tokens, stop,
-            prediction_stats=self.events.prediction_stats, progress=progress, images=self._images(prompt),
+            progress=progress, images=images, **self.watched(recorder),
             preserved=frozenset(chat.preserved_tokens) if chat is not None else (),
         )  # fmt: skip
-        self._last = weakref.ref(generation)  # One that its reader drops leaves at once.
-        self._beside.add(generation)
-        self._last_stats = generation.stats_reader
+        self.holds(generation)
         return generation
 
+    def _is_mine(self, last: Generation) -> bool:
+        """Return True if a new generation of this thread ends the `last` one."""
+        return self.n_sequences == 1 and last.thread == threading.get_ident()
+
+    def sequence(
+        self, sampling: Mapping[str, Any], limit: int | None = None, n_top: int = -1
+    ) -> LoopSequence:
+        """Return a sequence of the loop; `LoopSequence` describes the arguments."""
+        return LoopSequence(self.loop, sampling, limit, n_top, self._beginnings, lambda: self.events.fault)
+
+    def watched(self, recorder: Recorder | None = None) -> dict[str, Any]:
+        """Return the arguments of a `Generation` by which the engine counts and records its steps.
+
+        Raise InputError if a `recorder` is given and generations run at once.
+        """
+        if self.n_sequences > 1:
+            if recorder is not None:
+                raise InputError("the engine runs several generations at once: record it with Engine.record")
+            return {"prediction_stats": self.events.prediction_stats}
+        stats, lengths, counts = self.events.new_stats(), ChosenLengths(), Counts()
+        recordings: list[BatchRecording] = []
+
+        def begin() -> None:
+            self.events.prediction_stats, self._governor.chosen = stats, lengths
+            self.steps.counts = counts
+            counts.append(read_counts(self.experts))
+            if recorder is not None:
+                recordings.append(self._recording(recorder))
+
+        def end() -> None:
+            if self.steps.counts is counts:
+                self.steps.counts = None
+            for each in recordings:
+                each.end()
+
+        return {
+            "prediction_stats": stats, "lengths": lengths, "counts": counts, "begin": begin, "end": end,
+            "reading": self.reading,
+        }  # fmt: skip
+
+    def _prepare(self) -> None:
+        """Prepare for a prompt that begins."""
+        self.events.n_text, self.events.fault = self.events.n_text + 1, None
+        self.between.run(self.prepare_prompt)
+
+    def holds(self, generation: Generation) -> None:
+        """Note that this generation runs."""
+        self._running.add(generation)
+        self._last = weakref.ref(generation)  # One that its reader drops leaves at once.
+        self._last_stats = generation.stats_reader
+
+    def forget(self) -> None:
+        """Wait until no generation runs, and forget what the target's context and the draft's hold.
+
+        The caller may use the contexts from then on, until the next generation begins. Any thread may call
+        this, but not a callback of the loop.
+        """
+        answer = self.loop.begin("forget", b"", {})
+        answer.run()
+        if answer.status != 200:
+            raise InputError("the engine is closed")
+
     @property
-    def batch_stats(self) -> RunStats | None:
-        """The statistics of all generations since the start; None unless several run at once.
+    def batch_stats(self) -> RunStats:
+        """The statistics of all generations since the start.
 
         The time of decoding is that of the steps, each of which may serve several generations.
         """
-        if self.steps is None:
-            return None
-        experts = {} if self.experts is None else {**self.experts.stats, **device_counts(self.experts)}
+        experts = read_counts(self.experts)
         meter = replace(self.steps.meter, experts=experts, prompt_experts=experts)
         return RunStats.of(self.setting(self.config.sampling), meter)
 
@@ -501,18 +494,18 @@ class Engine:
     def record(self, path: Path | str) -> Iterator[None]:
         """Record the steps of all generations until the block ends, and write the file, for `spac.report`.
 
-        One recording runs at a time. Raise InputError if no file can be written there, or if the engine runs
-        one generation at a time. `generate` takes a recorder then.
+        One recording runs at a time. Raise InputError if no file can be written there.
         """
         recorder = Recorder(path, keeps_demand=False)
-        if self.steps is None:
-            raise InputError("the engine runs one generation at a time: give its recorder to Engine.generate")
-        longest = self.config.longest_draft if self.config.draft_types else 0
-        recording = BatchRecording(recorder, self.steps, longest, self.experts, self.events)
+        recording = self._recording(recorder)
         try:
             yield
         finally:
             recorder.write(RunStats.of(self.setting(self.config.sampling), recording.end()))
+
+    def _recording(self, recorder: Recorder) -> BatchRecording:
+        longest = self.config.longest_draft if self.config.draft_types else 0
+        return BatchRecording(recorder, self.steps, longest, self.experts, self.events, self.governor)
 
     async def generate_async(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Any
@@ -528,40 +521,11 @@ class Engine:
         finally:
             generation.cancel()
 
-    def _open_loop(self, options: LoopOptions, steps: StepMeter) -> _core.ServerLoop:
-        """Start llama.cpp's server. Raise InputError if it cannot do what the configuration asks for."""
-        assert isinstance(self.between, BetweenDecodes)
-        return open_loop(
-            self.config, options, self._pair, self.experts, self._trace, self.events, self.between.gate,
-            self._after_call, lambda: self.governor, self._draft_lengths.of_several, self.graphs, steps,
-            self._say,
-        )  # fmt: skip
-
-    def _images(self, prompt: Prompt) -> _core.ImagePrompt | None:
-        """Return a prompt that has images, or None. Note that nothing is drafted then."""
-        if not isinstance(prompt, _core.ImagePrompt) or not prompt.n_images:
-            return None
-        self.note_images()
-        return prompt
-
-    def note_images(self) -> None:
-        """Add a note that nothing is drafted while there are images, once and if anything drafts."""
-        if self.config.draft_types and not self._noted_images:
-            self._notes.append("nothing is drafted while a conversation has images: a draft cannot see them")
-        self._noted_images = True
-
-    def session_with(self, **sampling: Any) -> _core.Session:
-        """Return the session, which uses this sampling from its next prefill on.
-
-        Open a session if there is none. Parameters and errors are those of `_core.Session.set_sampling`.
-        Raise InputError also if several generations run at once.
-        """
-        if self.loop is not None:
-            raise InputError("this needs the context for one generation: leave out --parallel")
-        assert self._single is not None
-        single = self._single
-        return self.between.run(lambda: single.with_parameters(sampling))
-
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""
         return setting_of(self.config, self._pair, self._at_home, self._draft_lengths, sampling, self._load_s)
+
+
+def _no_template(_target: Model) -> tuple[str, str]:
+    """Return a chat template in place of the target's, which may be broken. Own prompts need none."""
+    return "{% for message in messages %}{{ message.content }}{% endfor %}", ""

@@ -187,7 +187,7 @@ class ExpertCache:
 
         They leave the margin of each device free, and with `auto` also memory for graphs of prompts. The
         slots are empty at first, and the reconciler copies the experts of the plan. Call this between the
-        steps of a session.
+        steps of the loop.
         """
         assert self._experts is not None
         free = None

@@ -1,4 +1,4 @@
-"""The sequence of one generation in llama.cpp's loop, and the generation itself."""
+"""The sequence of one generation in llama.cpp's loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from spac import _core
-from spac.engine.generation import Generation
-from spac.errors import Cancelled, InputError, InternalError, SpacError, one_line
+from spac.errors import Cancelled, InputError, OutOfMemoryError, SpacError, one_line
 from spac.machine.arrays import Int32Array
 from spac.model.c_api import TokenArray
 
 T = TypeVar("T")
+Beginnings = dict[int, Callable[[], object]]
+"""The functions that a loop calls when it begins a sequence, by the number of its request."""
 _OWN = (
     "activations", "activations_hit", "activations_loaded", "distinct", "distinct_hit", "misses_cpu",
     "misses_loaded",
@@ -38,13 +39,22 @@ class LoopSequence:
     """One sequence of a loop, for one reader. `cancel` may be called by any thread."""
 
     def __init__(
-        self, loop: _core.ServerLoop, sampling: Mapping[str, Any], limit: int | None = None, n_top: int = -1
+        self,
+        loop: _core.ServerLoop,
+        sampling: Mapping[str, Any],
+        limit: int | None = None,
+        n_top: int = -1,
+        beginnings: Beginnings | None = None,
+        fault: Callable[[], BaseException | None] = lambda: None,
     ) -> None:
         """Prepare a sequence, which begins with `prefill`.
 
-        `sampling` has a session's sampling parameters. With `n_top` from 0, probabilities are kept.
+        `sampling` has the parameters of `ServerLoop.generate`. With `n_top` from 0, probabilities are kept.
+        `beginnings` is where the loop looks for the function that `prefill` is given for the beginning.
+        `fault` returns what a callback of the loop has raised, which is raised in place of the loop's error.
         """
         self._loop, self._sampling, self._n_top = loop, sampling, n_top
+        self._beginnings, self._fault = beginnings if beginnings is not None else {}, fault
         self.limit = limit
         """The number of tokens that are wanted; None for no limit."""
         self.n_past = 0
@@ -66,8 +76,9 @@ class LoopSequence:
         *,
         n_unseen: int = 0,
         images: _core.ImagePrompt | None = None,
+        begin: Callable[[], object] = lambda: None,
     ) -> None:
-        """Wait until the prompt is read, in its turn.
+        """Wait until the prompt is read, in its turn. The loop calls `begin` before it reads the prompt.
 
         Raise InputError if the prompt or the sampling is refused, Cancelled, and other errors of the loop.
         """
@@ -84,18 +95,27 @@ class LoopSequence:
             if self._is_cancelled:  # by closing the engine
                 raise Cancelled("cancelled") from None
             raise
-        self._call(answer.run)
+        self._beginnings[answer.number] = begin
+        try:
+            self._call(answer.run)
+            self._read_prompt(len(tokens), progress)
+        finally:
+            self._beginnings.pop(answer.number, None)
+
+    def _read_prompt(self, total: int, progress: Callable[[int, int], object] | None) -> None:
+        """Wait until the prompt is read, and take note of its progress."""
+        answer = self._answer
+        assert answer is not None
         if not answer.is_stream:
             raise _error_of(json.loads(answer.body)["error"]) if answer.body else Cancelled("cancelled")
-        total = len(tokens) - 1
         while not self._steps and self._end is None:
             part = self._read()
             if (done := part.get("prompt_progress")) is not None:
-                self.n_reused, self.n_past = done["cache"], min(done["processed"], total)
-                if progress is not None and self.n_past < total:
+                before, self.n_past = self.n_past, done["processed"]
+                self.n_reused = done["cache"]
+                if progress is not None and before < self.n_past < total:
                     progress(self.n_past, total)
-        if isinstance(self._end, SpacError):
-            raise self._end
+        self._raise()
         self.n_past = total
 
     def step(self) -> _core.SequenceStep | _Full:
@@ -103,17 +123,22 @@ class LoopSequence:
         while not self._steps and self._end is None:
             self._read()
         if not self._steps:
-            if isinstance(self._end, SpacError):
-                raise self._end
-            assert self._end is not None
+            self._raise()
+            assert isinstance(self._end, _Full)
             return self._end
         step = self._steps.popleft()
         self._probabilities = step.probabilities
         self.own_counts.update(step.experts)
         return step
 
+    def finish(self) -> None:
+        """Wait until the loop has ended the sequence by itself. Raise its errors."""
+        while self._end is None:
+            self._read()
+        self._raise()
+
     def probabilities(self, _n_top: int) -> tuple[Any, Any, Any]:
-        """Return what `_core.Session.probabilities` would for the last step, of `n_top` tokens."""
+        """Return the tokens' probabilities, `top_ids` [n, n_top] and `top` [n, n_top] of the last step."""
         if self._probabilities is None:
             raise InputError("no probabilities were asked for with this sequence")
         return self._probabilities
@@ -125,6 +150,15 @@ class LoopSequence:
             answer.cancel()
             if not self._calls:  # Otherwise the reader closes it.
                 answer.close()
+
+    def _raise(self) -> None:
+        """Raise the error by which the loop ended the sequence, if it did."""
+        if isinstance(self._end, SpacError):
+            if (fault := self._fault()) is not None:
+                raise fault
+            if self._answer is not None:
+                self._answer.raise_fault()
+            raise self._end
 
     def _call(self, call: Callable[[], T]) -> T:
         """Call a function of the answer. Raise Cancelled if the sequence was cancelled."""
@@ -172,17 +206,6 @@ def _error_of(error: Mapping[str, Any]) -> SpacError:
         return Cancelled("the engine is closed")
     if code < 500:
         return InputError(message)
-    return InternalError(message) if "finite numbers" in message else SpacError(message)
-
-
-class LoopGeneration(Generation):
-    """A generation whose sequence runs beside others. It leaves them when it ends or is dropped."""
-
-    def _end(self) -> None:
-        super()._end()
-        self._session.cancel()
-
-    def cancel(self) -> None:
-        """Stop after the step that runs. The text generated so far remains. Any thread may call this."""
-        super().cancel()
-        self._session.cancel()
+    if "needs more memory than" in message:
+        return OutOfMemoryError(message)
+    return SpacError(message)

@@ -46,7 +46,7 @@ class Pressure:
 class MemoryBudget:
     """Changes the limit and the slots of an engine that has loaded its models.
 
-    All methods run between the calls of a session (`BetweenSteps`).
+    All methods run while the loop does not compute (`BetweenSteps`).
     """
 
     def __init__(

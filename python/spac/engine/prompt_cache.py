@@ -11,10 +11,10 @@ from spac.model.pair import ModelPair
 
 
 def cache_parameters(config: EngineConfig, pair: ModelPair) -> dict[str, Any]:
-    """Return `_core.Session`'s parameters `prompt_cache_bytes`, `n_checkpoints` and `checkpoint_step`."""
+    """Return `_core.ServerLoop`'s parameters `prompt_cache_bytes`, `n_checkpoints` and `checkpoint_step`."""
     return {
         "prompt_cache_bytes": cache_bytes(config, pair),
-        "n_checkpoints": config.ctx_checkpoints,  # The session makes them only if the memory needs them.
+        "n_checkpoints": config.ctx_checkpoints,  # It makes them only if the memory needs them.
         "checkpoint_step": config.checkpoint_min_step,
     }
 

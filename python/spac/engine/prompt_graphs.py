@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOM_SHARE = 1 / 16
 """The largest share of the free memory that slots of `--slots auto` leave to larger graphs."""
-_STEP = 256  # tokens; a session plans buffers for multiples of it
+_STEP = 256  # tokens; the loop plans buffers for multiples of it
 
 
 class GraphMemory:
@@ -55,7 +55,7 @@ class GraphMemory:
         return " or ".join(self._devices)
 
     def measure(self) -> None:
-        """Measure what graphs take, once. Do not call it while the session runs."""
+        """Measure what graphs take, once. Do not call it while the loop computes."""
         if self.known:
             return
         address = self._context.pointer
@@ -108,7 +108,7 @@ class PromptGraphs:
         """The memory that graphs take of each device."""
 
     def measure(self) -> None:
-        """Measure what graphs take of the devices' memory, once. Do not call it while the session runs."""
+        """Measure what graphs take of the devices' memory, once. Do not call it while the loop computes."""
         if self._streams.tokens:
             self.memory.measure()
 

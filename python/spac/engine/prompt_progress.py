@@ -1,6 +1,6 @@
 """The progress of the prompt that is being read, and the time that is left.
 
-A session reports after each piece of a prompt, which may be one graph of thousands of tokens. Between two
+The loop reports after each batch of a prompt, which may be one graph of thousands of tokens. Between two
 reports, progress is estimated from the times of earlier pieces. A piece's time per token depends on its size,
 so times are kept by powers of two.
 """
@@ -13,8 +13,6 @@ from time import perf_counter
 
 LONG_S = 2.0
 """Seconds. The remaining time is told for prompts that take longer."""
-PIECE = 2048
-"""Tokens. A session reports after so many if the graphs are small (csrc/session/session.cpp)."""
 _WEIGHT = 0.5  # of a new time against the mean of those before
 
 
@@ -68,16 +66,20 @@ class PromptProgress:
         now = self._clock()
         self._state = _State(0, total, total, now, now)
 
-    def expect(self, n_pending: int, piece: int, piece_s: float = 0.0) -> None:
-        """Take note that the last `n_pending` tokens are evaluated, in pieces of `piece` tokens.
+    def expect(self, piece: int, piece_s: float = 0.0) -> None:
+        """Take note that the next `piece` tokens are evaluated now.
 
-        `piece_s` is a guess of a piece's seconds, which is used until any time is measured; 0 for none.
+        `piece_s` is a guess of their seconds, which is used until any time is measured; 0 for none.
         """
         if not self._per_token and piece_s > 0:
             self._guess = piece_s / piece
         if (state := self._state) is not None:
-            done = max(0, state.total - n_pending)
-            self._state = _State(done, state.total, piece, state.began, self._clock())
+            self._state = _State(state.done, state.total, piece, state.began, self._clock())
+
+    def skip(self, done: int) -> None:
+        """Take note that the first `done` tokens did not have to be evaluated."""
+        if (state := self._state) is not None and state.done < done:
+            self._state = _State(done, state.total, state.piece, state.began, state.at)
 
     def report(self, done: int, total: int) -> None:
         """Take note that `done` of `total` tokens are evaluated."""

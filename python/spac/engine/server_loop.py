@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine.batch_recording import StepMeter
+from spac.engine.events import Events
+from spac.engine.loop_sequence import Beginnings
 from spac.engine.prompt_cache import cache_parameters
-from spac.engine.prompt_graphs import PromptGraphs
-from spac.engine.session_events import Events
-from spac.engine.single_session import parameters_of
 from spac.errors import InputError, one_line
-from spac.governor import BatchGovernor, Governor
+from spac.governor import BatchGovernor
 from spac.model.c_api import Model
 from spac.model.pair import ModelPair
 from spac.model.params import POOLINGS
@@ -55,6 +56,18 @@ class LoopOptions:
     """The way to make one vector of a text's tokens, a key of `POOLINGS`; None for no embeddings."""
 
 
+def seeded(sampling: SamplingConfig) -> SamplingConfig:
+    """Return the sampling with a seed, which is random if there is none."""
+    if sampling.seed not in (None, -1):
+        return sampling
+    return replace(sampling, seed=int.from_bytes(os.urandom(4)) % (2**32 - 1))
+
+
+def parameters_of(sampling: SamplingConfig) -> dict[str, Any]:
+    """Return the sampling as parameters of `_core.ServerLoop.generate`."""
+    return {item.name: getattr(sampling, item.name) for item in fields(sampling)}
+
+
 def check_loop(config: EngineConfig) -> None:
     """Raise InputError for what the loop would leave out without a word: it mixes slots in its batches."""
     if config.n_parallel > 1 and config.deterministic:
@@ -68,11 +81,11 @@ def served(config: EngineConfig, options: LoopOptions) -> EngineConfig:
     params = config.context_params
     if options.pooling is not None:
         params = {**params, "pooling_type": POOLINGS[options.pooling], "n_outputs_max": 0}
-    return replace(config, is_served=True, context_params=params)
+    return replace(config, context_params=params)
 
 
 class _Hooks:
-    """The callbacks of a loop: the draft length, and what comes after a step."""
+    """The callbacks of a loop: a text's beginning, the draft length, and what comes after a step."""
 
     def __init__(
         self,
@@ -80,9 +93,18 @@ class _Hooks:
         steps: StepMeter,
         after: Callable[[], object],
         say: Callable[[str], object],
+        prepare: Callable[[], object],
+        beginnings: Beginnings,
     ) -> None:
+        self._prepare, self._beginnings = prepare, beginnings
         self._governor, self._steps, self._after, self._say = governor, steps, after, say
         self._lengths: dict[int, int] = {}
+
+    def text_begin(self, number: int) -> None:
+        """Prepare for a prompt, and tell the sequence that it begins."""
+        self._prepare()
+        if (begin := self._beginnings.pop(number, None)) is not None:
+            begin()
 
     def draft_length(self, n_slots: int, n_max: int) -> int:
         """Return the draft length of a step in which so many slots draft, each at most `n_max` tokens."""
@@ -93,6 +115,8 @@ class _Hooks:
         """Count a step, or prompts and what was sampled beside them. Let the governor learn from a step."""
         lengths, self._lengths = self._lengths, {}
         self._steps.add(step, lengths, seconds)
+        if step.n_prompt:
+            self._governor.prompt(step.prefill_ns * 1e-9)
         if lengths and step.verified:
             self._governor.observe(lengths, step, seconds)
         try:
@@ -110,17 +134,19 @@ def open_loop(
     events: Events,
     gate: _core.Gate,
     after: Callable[[], object],
-    alone: Callable[[], Governor | None],
-    several: Callable[[], Governor],
-    graphs: PromptGraphs | None,
+    governor: BatchGovernor,
+    choose_graph: Callable[[int, int], int] | None,
     steps: StepMeter,
     say: Callable[[str], object],
+    prepare: Callable[[], object],
+    beginnings: Beginnings,
 ) -> _core.ServerLoop:
-    """Return a loop on the contexts of a pair; `BatchGovernor` describes `alone` and `several`.
+    """Return a loop on the contexts of a pair, with `governor` for its drafts.
 
-    The loop holds `gate` while it computes, and `after` is called at a step's end. `graphs` chooses the size
-    of the prompts' graphs, None for the context's own. `steps` counts the loop's steps. `say` receives notes.
-    Raise InputError if a step does not fit into a batch.
+    The loop holds `gate` while it computes. `prepare` is called before a prompt, then the function that
+    `beginnings` has for it, and `after` at a step's end. `choose_graph` returns the size of a prompt's
+    graphs, None for the context's own. `steps` counts the loop's steps. `say` receives notes. Raise
+    InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
     template, note = options.template(pair.target)
@@ -129,8 +155,8 @@ def open_loop(
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
-        trace=trace, draft_experts=pair.draft_experts, gate=gate, owner=pair, chat_template=template,
-        slot_folder=options.slot_folder,
+        n_slots=pair.n_sequences, trace=trace, draft_experts=pair.draft_experts, gate=gate, owner=pair,
+        chat_template=template, slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
         prefills=options.prefills, is_verbose=options.is_verbose, embeds=options.pooling is not None,
@@ -144,18 +170,25 @@ def open_loop(
     )  # fmt: skip
     _open.add(loop)
     events.subscribe(loop)
-    hooks = _Hooks(BatchGovernor(alone, several, config.longest_draft), steps, after, say)
+    hooks = _Hooks(governor, steps, after, say, prepare, beginnings)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
+    loop.on("text_begin", events.noting(hooks.text_begin))
     loop.on("step_end", hooks.step_end)
-    if graphs is not None:
-        loop.on("prompt_graph", graphs.choose)
+    if choose_graph is not None:
+        loop.on("prompt_graph", choose_graph)
     return loop
+
+
+LEAST = 2
+"""The fewest tokens of a context and of a batch. The loop tries its memory with so many."""
 
 
 def _check_steps(config: EngineConfig, pair: ModelPair) -> None:
     """Raise InputError for steps that llama.cpp's loop cannot verify, as those larger than a batch."""
     context, window = pair.target_context, 1 + (config.longest_draft if config.draft_types else 0)
+    if context.size < LEAST or context.batch_tokens < LEAST:
+        raise InputError(f"--ctx and --batch must be at least {LEAST}")
     if (n := pair.n_sequences * window) > context.batch_tokens:
         raise InputError(
             f"a step has up to {n} tokens, and a batch {context.batch_tokens}: give a smaller --parallel or "

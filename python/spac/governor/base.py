@@ -11,7 +11,7 @@ from spac.machine.arrays import Int32Array
 class Governor(ABC):
     """Chooses the draft length of every step and observes the result.
 
-    A governor serves one session, from one thread. It outlives a generation: what it has learned of the
+    A governor serves one loop, on its thread. It outlives a generation: what it has learned of the
     machine and the models holds for the next one.
     """
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from spac.engine.reader import IDLE_S
 from spac.errors import InputError
+
+IDLE_S = 60.0
+"""Seconds without a read after which a stream ends if another thread waits for the model."""
 
 _LOOK_S = 1.0  # seconds between looks at how long nobody has read a stream
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from spac import _core
 from spac.engine.generation import Generation
-from spac.engine.loop_sequence import LoopSequence
 from spac.errors import InputError
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
@@ -25,56 +24,42 @@ Tokens = Generator[int, Sequence[int] | None, None]
 
 
 class TokenRun(Generation):
-    """A generation of tokens, not of text; it ends when its reader stops or when the context is full."""
+    """A generation of tokens, not of text; it ends at its limit, at an end token, or with a full context."""
 
     def __init__(
         self,
         engine: Engine,
-        session: _core.Session | LoopSequence,
+        sampling: Mapping[str, Any],
         setting: Setting,
         prompt: TokenArray,
         n_unseen: int,
+        *,
+        limit: int | None = None,
         logprobs: Logprobs | None = None,
         images: _core.ImagePrompt | None = None,
     ) -> None:
-        """Prepare a generation; see `Generation` for the other arguments.
+        """Prepare a generation; see `Engine.sequence` and `Generation` for the other arguments.
 
-        The penalties do not look back on the first `n_unseen` tokens. `logprobs` records the tokens' log
-        probabilities.
+        The penalties do not look back on the first `n_unseen` tokens. The loop ends soon after
+        `limit` tokens, if it is given. `logprobs` records the tokens' log probabilities.
         """
-        controller, between, reading = None, None, None
-        if isinstance(session, LoopSequence):
-            prediction_stats = engine.events.prediction_stats
-        else:
-            engine.events.settle()
-            prediction_stats = engine.events.begin_stats()
-            controller = engine.controller(session) if images is None else None
-            between, reading = engine.between, engine.reading
-        if images is not None:
-            engine.note_images()
-        super().__init__(
-            engine.target,
-            session,
-            engine.experts,
-            setting,
-            prompt,
-            None,
-            (),
-            prediction_stats=prediction_stats,
-            controller=controller,
-            between=between,
-            reading=reading,
-            images=images,
+        sequence = engine.sequence(
+            sampling,
+            None if limit is None else limit + _MORE,
+            -1 if logprobs is None else logprobs.n_top,
         )
+        super().__init__(
+            engine.target, sequence, engine.experts, setting, prompt, None, (), images=images,
+            **engine.watched(),
+        )  # fmt: skip
         self._prompt, self._n_unseen, self._logprobs = prompt, n_unseen, logprobs
         self._fresh: deque[int] = deque()
         if logprobs is not None:
             logprobs.begin()
 
-    def expect(self, n_tokens: int | None) -> None:
-        """Let a sequence beside others end soon after so many tokens, unless this is None."""
-        if isinstance(self._session, LoopSequence) and n_tokens is not None:
-            self._session.limit = n_tokens + _MORE
+    def leave(self) -> None:
+        """Leave the loop. A second call does nothing."""
+        self._end()
 
     def each(self) -> Iterator[int]:
         """Yield the tokens one by one, including those that would end a text."""
@@ -91,7 +76,7 @@ class TokenRun(Generation):
     def _step(self) -> str:
         text = super()._step()
         if self._logprobs is not None and self._fresh:
-            self._logprobs.note(self._session)  # The next evaluation overwrites the logits.
+            self._logprobs.note(self._sequence)
         return text
 
     def _deliver(self, token: int) -> int:
@@ -125,12 +110,13 @@ class LoopRun:
         self.n_evaluated = 0
         """The number of tokens that were evaluated so far; the code that evaluates them counts them."""
 
-    def measure(self, tokens: Tokens) -> Tokens:
-        """Yield `tokens` as they come, and measure the time that each takes."""
+    def measure(self, tokens: Tokens, prepare: Callable[[], object]) -> Tokens:
+        """Yield `tokens` as they come, and measure the time that each takes. Call `prepare` before each."""
         meter, sent = self._meter, None
         try:
             while True:
                 started = time.perf_counter()
+                prepare()
                 try:
                     token = tokens.send(sent)
                 except StopIteration:
@@ -144,7 +130,7 @@ class LoopRun:
                     meter.step_tokens += 1
                 else:
                     meter.prefill_s = meter.first_token_s = elapsed
-                    meter.prefilled_tokens = self.n_evaluated
+                    meter.prefilled_tokens, meter.first_tokens = self.n_evaluated, 1
                 meter.generated_tokens += 1
                 if self._logprobs is not None:
                     self._logprobs.take(token)

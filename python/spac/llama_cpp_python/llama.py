@@ -1,4 +1,4 @@
-"""llama-cpp-python's `Llama` with split experts, and with speculation by the native session.
+"""llama-cpp-python's `Llama` with split experts, and with speculation in llama.cpp's loop.
 
 Example:
     from spac import Llama
@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -24,7 +25,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from llama_cpp._logger import llama_log_callback
-from llama_cpp.llama import LogitsProcessorList
+from llama_cpp.llama import LlamaState, LogitsProcessorList
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from spac import _core
@@ -33,7 +34,7 @@ from spac.chat.options import DEFAULTS
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.engine import DEFAULT_CONTEXT
 from spac.engine import Engine
-from spac.errors import InputError, SpacError
+from spac.errors import InputError
 from spac.llama_cpp_python.call_lock import CallLock, Stream
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.llama_cpp_python.completion import GenerationAsked, parts
@@ -53,7 +54,7 @@ from spac.llama_cpp_python.pair import (
     with_pool,
 )
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling, check_grammar
-from spac.llama_cpp_python.several import PerThread, generate_beside, refuse_alone
+from spac.llama_cpp_python.several import PerThread, Record, refuse_alone
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import ModelInfo, check_model
@@ -91,8 +92,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     The context can return the logits of every token of a batch, as llama_cpp's can, because apps may ask for
     them. Apps that do not ask get more slots with `context_params={"n_outputs_max": draft_length + 1}`.
 
-    The native session does not support `logits_all`, a `draft_model` and a `logits_processor`. Calls with
-    these run on llama_cpp's own loop, on the same split context but without speculation.
+    llama.cpp's loop does not support `logits_all`, a `draft_model` and a `logits_processor`. Calls with these
+    run on llama_cpp's own loop, on the same split context but without speculation. So do calls behind what
+    others evaluated on `ctx`.
+
+    Either llama.cpp's loop has the context, or llama_cpp's functions (`eval`, `sample`, `ctx` and so on) have
+    it. When one takes it from the other, the tokens of `input_ids` are evaluated again.
 
     The constructor raises InputError (a ValueError), OutOfMemoryError (a MemoryError) or SpacError, each with
     one line.
@@ -111,8 +116,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _placement: Placement | None = None
     _pool: SharedPool | None = None
     _images = PerThread()  # The last prompt with images.
-    _overflowed = False  # True if llama_cpp's own loop left numbers in the context that are not finite.
+    _overflowed = False  # True if llama_cpp's functions left numbers in the context that are not finite.
     _turn = 0  # The number of generations. An interrupted one sees it change, and the context with it.
+    _owned_since: int | None = None
+    """`Events.n_text` when llama_cpp's functions took the context. None if llama.cpp's loop has it."""
+    _n_described = 0
+    """The number of the context's tokens that `input_ids` has, if llama_cpp's functions have the context."""
 
     def __init__(self, model_path: str, **options: Any) -> None:
         options = {name: value for name, value in options.items() if value is not None}
@@ -153,11 +162,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         alone = not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1)
         if alone and not exact and not config.rpc:
             threads = (config.threads, config.threads_batch or config.threads)
-            self._placement = placed(config, threads, {}, {}, exact=False)
+            self._placement = replace(placed(config, threads, {}, {}, exact=False), for_loop=False)
             self._load_target(config, options)
-            self._pool = with_pool(self.ctx)
-            adapt(config, self.target, LentContext(self.ctx))
+            self._pool = with_pool(self._ctx.ctx)
+            adapt(config, self.target, LentContext(self._ctx.ctx))
             return
+
+        lora_path, lora_scale = options.pop("lora_path", None), options.pop("lora_scale", 1.0)
+        if lora_path is not None:  # The loop applies the adapters that it knows.
+            config = replace(config, lora=((lora_path, lora_scale),))
 
         def load(placement: Placement) -> tuple[Any, Any]:
             self._placement = placement
@@ -166,7 +179,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             if "devices" in placement.model_params and options.get("n_gpu_layers", 0) <= 0:
                 options["n_gpu_layers"] = -1
             self._load_target(config, options)
-            return self.model, self.ctx
+            return self.model, self._ctx.ctx
 
         # Apps may decode on the context with logits for every token. llama.cpp would end the process if the
         # context had fewer rows. A caller of `from_config` leaves the number of rows to spac.
@@ -184,15 +197,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         load_what_fits(config, info.n_layer, open_pair, unload)
         [pair] = pairs
+        self.lora_path, self.lora_scale = lora_path, lora_scale
         self._pool = pair.pool
         self._stack.callback(pair.close)
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
         weakref.finalize(self, engine.close)  # Apps seldom call close(). This runs before the end.
-        if engine.loop is not None:
+        if engine.n_sequences > 1:
             self._threads, self._n_ctx = threading.local(), engine.context
-        else:
-            engine.session_with(temp=0.0)  # This clears the context's memory, which is still empty.
         self.input_ids = np.zeros(max(self._n_ctx, len(self.input_ids)), np.intc)
         for note in self.notes:
             log.info("%s", note)
@@ -242,6 +254,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """The llama_context_params, in which the placement's fields are set."""
         params = self.__dict__["context_params"]
         apply(params, self._placement.context_params if self._placement is not None else {})
+        for_loop = self._placement is not None and self._placement.for_loop
+        model = getattr(self.__dict__.get("_model"), "model", None)  # The context comes after the model.
+        if model is not None and for_loop and llama_cpp.llama_model_n_swa(model) > 0:
+            params.n_batch = self.n_batch = min(params.n_batch, params.n_ubatch)  # `ModelPair._whole_graphs`
         return params
 
     @context_params.setter
@@ -284,7 +300,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @functools.wraps(llama_cpp.Llama.generate)
     def generate(self, *args: Any, **keywords: Any) -> Tokens:
-        """Yield tokens as llama_cpp's `generate` does, from the native session where it can."""
+        """Yield tokens as llama_cpp's `generate` does, from llama.cpp's loop where it can."""
         given = _GENERATE.bind(self, *args, **keywords).arguments
         if self.captures:
             raise GenerationAsked(given)
@@ -294,37 +310,46 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Yield the tokens of `generate`, whose arguments these are."""
         sampling = Sampling(**{name: given.get(name, default) for name, default in _CHOICE.items()})
         self._check_open()
-        has_images = min(given["tokens"], default=0) < 0
+        sequence, resets = list(given["tokens"]), given.get("reset", True)
+        has_images = min(sequence, default=0) < 0
         refusal = self._refusal(sampling)
+        if self._threads is not None:
+            if refusal is not None:
+                refuse_alone(refusal)
+            if not resets:
+                raise InputError(
+                    "reset=False continues what the context holds, which several generations share"
+                )
+        elif refusal is None and self._continues_unknown(sequence, resets):
+            refusal = "what others evaluated on the context"
         if has_images and refusal is not None:
             raise InputError(f"images: not with {refusal or 'plain llama.cpp'}")
         self._turn += 1
-        if given.get("reset", True):
-            self._drop_overflow()
-        if self._engine is not None and self._engine.loop is not None:
-            if refusal is not None:
-                refuse_alone(refusal)
-            setting = self._setting(sampling)
-            yield from generate_beside(self, self._engine.loop, given, sampling, setting)
-            return
         if refusal is not None:
-            self._say(refusal)
-            if given.get("reset", True):
-                self._begin_anew(given["tokens"])
-            experts = self._engine.experts if self._engine is not None else None
-            n_prompt = len(given["tokens"])
-            self._run = run = LoopRun(self._setting(sampling), experts, n_prompt, sampling.logprobs)
-            if isinstance(sampling.grammar, ChatGrammar):
-                given["grammar"] = sampling.grammar.instead
-            check_grammar(self.model, given.get("grammar"))
-            plain = {name: value for name, value in given.items() if name != "self"}
-            yield from run.measure(super().generate(**plain))
+            yield from self._own_loop(given, sampling, refusal)
             return
-        sequence = list(given["tokens"])
-        if not given.get("reset", True):
+        if not resets:
+            if min(self._input_ids, default=0) < 0:
+                raise InputError("images: reset=False cannot continue a prompt with images")
             sequence = self._input_ids.tolist() + sequence
         images = self._images if has_images else None
         yield from self._generate(sequence, sampling, given.get("stopping_criteria"), images)
+
+    def _own_loop(self, given: dict[str, Any], sampling: Sampling, refusal: str) -> Tokens:
+        """Yield the tokens of `generate` from llama_cpp's own loop."""
+        self._say(refusal)
+        if resets := given.get("reset", True):
+            self._drop_overflow()
+        self._use_context(keeps=not resets)
+        experts = self._engine.experts if self._engine is not None else None
+        n_prompt = len(given["tokens"])
+        self._run = run = LoopRun(self._setting(sampling), experts, n_prompt, sampling.logprobs)
+        if isinstance(sampling.grammar, ChatGrammar):
+            given["grammar"] = sampling.grammar.instead
+        check_grammar(self.model, given.get("grammar"))
+        plain = {name: value for name, value in given.items() if name != "self"}
+        # Another generation may take the context between two tokens.
+        yield from run.measure(super().generate(**plain), self._use_context)
 
     @property
     def _scores(self) -> npt.NDArray[np.single]:
@@ -336,16 +361,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         scores: npt.NDArray[np.single] = self.scores[:n_rows, :]
         return scores
 
-    def _begin_anew(self, tokens: Sequence[int]) -> None:
-        """Move the context back to where `tokens` part from what it holds, before llama_cpp's own loop would.
-
-        The session knows how far back the memory can go. A recurrent memory has few earlier states, and one
-        with a window, which a conversation came back to, lacks the tokens before the window.
-        """
-        keep = self.longest_token_prefix(self._input_ids.tolist(), list(tokens)[:-1])
-        if keep < self.n_tokens and self._engine is not None:
-            self.n_tokens = keep
-            self._settle()
+    def _continues_unknown(self, tokens: Sequence[int], resets: bool) -> bool:
+        """Return True if tokens continue what others evaluated on the context, as chat handlers do images."""
+        if not self._owns_context or self.n_tokens <= self._n_described:
+            return False
+        return not resets or self.longest_token_prefix(self._input_ids, tokens) > self._n_described
 
     def _refusal(self, sampling: Sampling) -> str | None:
         """Return why llama_cpp's own loop has to generate ("" without an engine), or None if it need not."""
@@ -371,47 +391,49 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         stopping_criteria: Any,
         images: _core.ImagePrompt | None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Generate with the native session.
+        """Generate in llama.cpp's loop.
 
         At every token, `input_ids` and `n_tokens` say what llama_cpp would have evaluated by then. When the
-        reader changes the context or sends tokens, generation continues from there.
+        reader changes the context or sends tokens, generation continues from there. With several generations
+        at once, each has its own record of this.
         """
         assert self._engine is not None
-        engine, turn, n_unseen = self._engine, self._turn, len(sequence)
+        engine, alone = self._engine, self._threads is None
+        record: Any = self if alone else Record(max(engine.context, len(sequence)) + 1)
+        turn, n_unseen, limit = self._turn, len(sequence), self._expected
         setting = self._setting(sampling)
-        try:
-            while True:
-                # Another generation may have come in between and set its own sampling.
-                native = sampling.native(seed=self._seed, last_n=self.last_n_tokens_size)
-                session = engine.session_with(**native)
-                session.adopt(self._input_ids)
-                prompt = np.array(sequence, np.intc)
-                self._run = run = TokenRun(
-                    engine, session, setting, prompt, n_unseen, sampling.logprobs, images
-                )
-                self._begin_run(run)
-                n_noted = 0
+        while True:
+            if alone:
+                self._give_context()
+            # Another generation may have come in between and set its own seed.
+            native = sampling.native(seed=self._seed, last_n=self.last_n_tokens_size)
+            self._run = run = TokenRun(
+                engine, native, setting, np.array(sequence, np.intc), n_unseen,
+                limit=limit, logprobs=sampling.logprobs, images=images,
+            )  # fmt: skip
+            token, sent, n_noted = -1, None, 0
+            try:
                 for token in run.each():
-                    self._note(sequence, n_noted)
-                    n_noted = len(sequence)
-                    if stopping_criteria and stopping_criteria(self._input_ids, self._scores[0, :]):
+                    record.input_ids[n_noted : len(sequence)] = sequence[n_noted:]
+                    record.n_tokens = n_noted = len(sequence)
+                    held = record.input_ids[:n_noted]
+                    if stopping_criteria and stopping_criteria(held, self._scores[0, :]):
                         return
                     sent = yield token
-                    ours = turn == self._turn and self.n_tokens == len(sequence)
+                    ours = not alone or (turn == self._turn and self.n_tokens == n_noted)
                     if not ours:
                         sequence = self._input_ids.tolist()
                     sequence += [token, *(sent or ())]
                     if sent or not ours:
-                        self._turn = turn = self._turn + 1
                         break
                 else:
-                    return
-        finally:
-            if turn == self._turn:
-                self._settle()
-
-    def _begin_run(self, run: TokenRun) -> None:
-        run.expect(self._expected)
+                    if not engine.target.is_end(token) or n_noted >= engine.context - 1:
+                        return  # Otherwise, the loop has ended at an end token, and the reader goes on.
+            finally:
+                run.leave()
+            if images is not None:
+                raise InputError("images: an answer continues its own tokens alone")
+            self._turn = turn = self._turn + 1
 
     def _setting(self, sampling: Sampling) -> Setting:
         """Return the setting that runs, for the statistics."""
@@ -421,26 +443,75 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         device = _core.default_device() if self.model_params.n_gpu_layers else "cpu"
         return plain_setting(self.model_path, device, self.n_threads, self.n_ctx(), self._seed, temp)
 
-    def _note(self, sequence: Sequence[int], n_noted: int) -> None:
-        """Record that the context holds `sequence`; tokens that follow it there do not count.
+    # The context has one user at a time: llama.cpp's loop, or llama_cpp's functions.
 
-        This run has recorded the first `n_noted` tokens already.
+    @property
+    def ctx(self) -> Any:
+        """The llama_context, which holds the tokens of `input_ids`."""
+        if self._engine is not None and self._threads is None and self._ctx.ctx is not None:
+            with self._calls.call():
+                self._use_context()
+        return self._ctx.ctx
+
+    @property
+    def _owns_context(self) -> bool:
+        """True if llama_cpp's functions have the context."""
+        # Others may have begun a text with the engine.
+        return self._engine is None or self._owned_since == self._engine.events.n_text
+
+    def _use_context(self, *, keeps: bool = True) -> None:
+        """Take the context for llama_cpp's functions, and evaluate what `input_ids` says.
+
+        Without `keeps`, the context is empty afterwards if the loop had it.
         """
-        self.input_ids[n_noted : len(sequence)] = sequence[n_noted:]
-        self.n_tokens = len(sequence)
-        self._requires_eval = True  # The context has the logits of the last verification's end.
-
-    def _settle(self) -> None:
-        """Drop the tokens from the context that the reader did not get, and count the others."""
-        if self._engine is None or self._engine.session is None:
+        if self._owns_context:
             return
-        session = self._engine.session
-        try:
-            session.adopt(self._input_ids)
-        except SpacError:
-            session.reset()
-        self.n_tokens = session.n_past
-        self._requires_eval = True
+        assert self._engine is not None
+        self._turn += 1  # A generation that is under way continues what this leaves in the context.
+        self._leave_run()
+        self._engine.forget()
+        self._clear()
+        llama_cpp.llama_set_embeddings(self._ctx.ctx, self.context_params.embeddings)  # The loop changes it.
+        self._owned_since, self._overflowed = self._engine.events.n_text, False
+        held = self._input_ids.tolist() if keeps else []
+        self.n_tokens = self._n_described = 0
+        if held and min(held) >= 0:  # There is nothing to evaluate for tokens of images.
+            self._evaluate(held)
+
+    def _give_context(self) -> None:
+        """Give the context to llama.cpp's loop."""
+        self._leave_run()
+        if self._owns_context:
+            self._clear()
+        self._owned_since, self._overflowed = None, False
+
+    def _leave_run(self) -> None:
+        """Let the last generation leave llama.cpp's loop."""
+        if isinstance(self._run, TokenRun):
+            self._run.leave()
+
+    def _clear(self) -> None:
+        if self._ctx.memory is not None:
+            llama_cpp.llama_memory_clear(self._ctx.memory, True)
+
+    def _take_back(self) -> None:
+        """Take the context back to `n_tokens`. If its memory cannot go back, evaluate the tokens again."""
+        n, memory = self.n_tokens, self._ctx.memory
+        if memory is None or not 0 < n <= self._n_described:
+            return
+        if self._is_recurrent or self._is_hybrid:
+            has_state = llama_cpp.llama_memory_seq_pos_max(memory, 0) < n
+            if has_state or llama_cpp.llama_memory_seq_rm(memory, 0, n, -1):
+                return
+        elif window := llama_cpp.llama_model_n_swa(self.model):
+            if 0 <= llama_cpp.llama_memory_seq_pos_min(memory, 0) <= max(0, n - window):
+                return
+        else:
+            return
+        self._clear()
+        held = self._input_ids.tolist()
+        self.n_tokens = 0
+        super().eval(held)
 
     def create_chat_completion(self, *args: Any, **keywords: Any) -> Any:
         """Answer a chat as llama_cpp does, while no other thread uses the model."""
@@ -496,11 +567,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _expecting(self, made: Generator[Any, None, None], n_tokens: int | None) -> Iterator[Any]:
         """Yield the parts of a completion of `n_tokens` tokens at most; None or 0 for no limit."""
-        self._expected = n_tokens if n_tokens is not None and n_tokens > 0 else None
-        try:
-            yield from made
-        finally:
-            self._expected = None
+        with contextlib.closing(made):
+            self._expected = n_tokens if n_tokens is not None and n_tokens > 0 else None
+            try:
+                first = next(made, None)  # The generation begins.
+            finally:
+                self._expected = None
+            if first is not None:
+                yield first
+                yield from made
 
     # Text
 
@@ -551,7 +626,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             refuse_alone("eval")
         with self._calls.call():
             self._turn += 1  # A generation that is under way continues what this leaves in the context.
+            self._use_context()
             self._count_and_evaluate(tokens)
+
+    def sample(self, *args: Any, **keywords: Any) -> int:
+        """Sample a token as llama_cpp does."""
+        self._check_open()
+        if self._threads is not None:
+            refuse_alone("sample")
+        with self._calls.call():
+            self._use_context()
+            return int(super().sample(*args, **keywords))
 
     def _count_and_evaluate(self, tokens: Sequence[int]) -> None:
         if isinstance(self._run, LoopRun):
@@ -570,11 +655,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._engine.events.driver.raised(Event.VERIFY_END, demand, n_verified=len(tokens))
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
+        self._take_back()
+        is_described = self.n_tokens <= self._n_described
         try:
             super().eval(tokens)
         finally:
+            if is_described:
+                self._n_described = self.n_tokens
             self._check_servers()
-        if len(tokens) and (logits := llama_cpp.llama_get_logits_ith(self.ctx, -1)):
+        if len(tokens) and (logits := llama_cpp.llama_get_logits_ith(self._ctx.ctx, -1)):
             total = np.ctypeslib.as_array(logits, (self._n_vocab,)).sum()
             self._overflowed = self._overflowed or bool(np.isnan(total) or total == np.inf)
 
@@ -583,19 +672,25 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if not self._overflowed:
             return
         self._overflowed, self.n_tokens = False, 0
-        if self._engine is not None and self._engine.session is not None:
-            self._engine.session.adopt([])
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.ctx), True)
+        self._clear()
 
     def reset(self) -> None:
         """Forget the tokens of the context, as llama_cpp does."""
+        if self._threads is not None:
+            self.n_tokens = 0
+            return
         with self._calls.call():
+            self._use_context(keeps=False)  # Chat handlers clear the context's memory after this.
             self._drop_overflow()
             super().reset()
 
     def embed(self, *args: Any, **keywords: Any) -> Any:
         """Return embeddings as llama_cpp does."""
+        self._check_open()
+        if self._threads is not None:
+            refuse_alone("embed")
         with self._calls.call():
+            self._use_context(keeps=False)
             try:
                 return super().embed(*args, **keywords)
             finally:
@@ -604,26 +699,54 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _check_servers(self) -> None:
         """Raise DeviceError if an RPC server is lost. llama_cpp's results are void then."""
         if self._own.get("rpc") or (_EXACT in self._own and self._own[_EXACT].rpc):
-            _core.synchronize(self.ctx)
+            _core.synchronize(self._ctx.ctx)
 
     def save_state(self) -> Any:
-        """Return a copy of the context's state, as llama_cpp does."""
+        """Return a copy of the context's state.
+
+        If llama.cpp's loop has the context, the state has the tokens alone. `spac.Llama` loads such a state
+        and evaluates the tokens when it needs them.
+        """
+        self._check_open()
         if self._threads is not None:
             refuse_alone("save_state")
         with self._calls.call():
+            if not self._owns_context:
+                return LlamaState(
+                    input_ids=self.input_ids.copy(), scores=self.scores[:0].copy(), n_tokens=self.n_tokens,
+                    llama_state=b"", llama_state_size=self.input_ids.nbytes, seed=self._seed,
+                )  # fmt: skip
             state = super().save_state()
-            state.overflowed = self._overflowed
+            state.overflowed, state.n_described = self._overflowed, self._n_described
             return state
 
     def load_state(self, state: Any) -> None:
         """Restore a state of the context, as llama_cpp does."""
+        self._check_open()
         if self._threads is not None:
             refuse_alone("load_state")
         with self._calls.call():
             self._turn += 1
+            if not state.llama_state:
+                self._load_tokens(state)
+                return
+            self._use_context(keeps=False)
             self._drop_overflow()
             super().load_state(state)
             self._overflowed = getattr(state, "overflowed", False)
+            self._n_described = getattr(state, "n_described", self.n_tokens)
+
+    def _load_tokens(self, state: Any) -> None:
+        """Restore a state of tokens alone."""
+        self._drop_overflow()
+        self.input_ids, self._seed = state.input_ids.copy(), state.seed
+        self.n_tokens, self._requires_eval = state.n_tokens, True
+        if self._engine is not None:
+            self._give_context()
+            return
+        held = self._input_ids.tolist()
+        self.reset()
+        self._evaluate(held)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **self._own}

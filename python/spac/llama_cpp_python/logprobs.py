@@ -32,7 +32,7 @@ class Logprobs:
     """A recorder of the log probabilities of generated tokens.
 
     It is a logits processor that changes nothing, because llama_cpp hands processors to the code that
-    generates. The native session fills it after every step. llama_cpp's own loop calls it.
+    generates. `TokenRun` fills it after every step. llama_cpp's own loop calls it.
     """
 
     def __init__(self, n_top: int) -> None:
@@ -55,9 +55,9 @@ class Logprobs:
         self._ahead.clear()
         self._row = None
 
-    def note(self, session: _core.Session | LoopSequence) -> None:
-        """Record the tokens of the step that the session has just made."""
-        chosen, ids, top = session.probabilities(self.n_top)
+    def note(self, sequence: LoopSequence) -> None:
+        """Record the tokens of the sequence's last step."""
+        chosen, ids, top = sequence.probabilities(self.n_top)
         alternatives = [
             list(zip(*both, strict=True)) for both in zip(ids.tolist(), top.tolist(), strict=True)
         ]

@@ -81,6 +81,8 @@ class Placement:
     """The number of threads for a token; 0 leaves it to llama-cpp-python."""
     prompt_threads: int
     """The number of threads for a prompt; 0 leaves it to llama-cpp-python."""
+    for_loop: bool = True
+    """True if the loop of llama.cpp's server computes with the context."""
 
 
 def placed(
@@ -173,10 +175,7 @@ class LentPair(ModelPair):
         if self.paged:
             model_params["load_mode"] = LOAD_MODES["mmap"]  # The mode "auto" does not map on every device.
         self.n_sequences = self._wanted_sequences()
-        context_params = {
-            "n_rs_seq": config.longest_draft if types else 0, **self._target_rows,
-            **sequence_values(config, self.n_sequences),
-        }  # fmt: skip
+        context_params = {**self._target_rows, **sequence_values(config, self.n_sequences)}
         threads = (self.threads, self.prompt_threads)
         placement = placed(config, threads, model_params, context_params, exact=self._exact)
         copying = self._copying(self.info, placement.model_params)

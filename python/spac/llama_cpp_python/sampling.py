@@ -1,4 +1,4 @@
-"""The translation of llama-cpp-python's sampling arguments for the native session."""
+"""The translation of llama-cpp-python's sampling arguments for llama.cpp's loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED asks for a random seed.
 class LogitBias:
     """A logits processor that adds `bias` to the logits of its tokens.
 
-    The native session takes the bias itself.
+    llama.cpp's loop takes the bias itself.
     """
 
     def __init__(self, bias: Mapping[int, float]) -> None:
@@ -75,7 +75,7 @@ class Sampling:
 
     @property
     def refusal(self) -> str:
-        """The argument that the native session does not support, or "" if it supports all."""
+        """The argument that llama.cpp's loop does not support, or "" if it supports all."""
         if any(not isinstance(each, LogitBias | Logprobs) for each in self.logits_processor or ()):
             return "a logits_processor"
         return ""
@@ -87,7 +87,7 @@ class Sampling:
         return next(found, None)
 
     def native(self, *, seed: int, last_n: int) -> dict[str, Any]:
-        """Return the parameters of `_core.Session.set_sampling` for the chain that llama_cpp would make.
+        """Return the parameters of `_core.ServerLoop.generate` for the chain that llama_cpp would make.
 
         `seed` and `last_n` (the number of tokens that the penalties look back over) are the model's.
         llama_cpp accepts numbers outside of their meaningful range. They become the end of the range.

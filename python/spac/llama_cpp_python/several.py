@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from spac import _core
-from spac.engine.loop_sequence import LoopSequence
 from spac.errors import InputError
-from spac.llama_cpp_python.generation import TokenRun
-from spac.stats import Setting
-
-if TYPE_CHECKING:
-    from spac.llama_cpp_python.llama import Llama
-    from spac.llama_cpp_python.sampling import Sampling
 
 
 class PerThread:
@@ -44,38 +35,12 @@ class PerThread:
         (owner.__dict__ if threads is None else threads.__dict__)[self._name] = value
 
 
-def generate_beside(
-    llama: Llama, loop: _core.ServerLoop, given: dict[str, Any], sampling: Sampling, setting: Setting
-) -> Generator[int, Sequence[int] | None, None]:
-    """Yield the tokens of one generation among others; `given` has the arguments of `Llama.generate`.
+class Record:
+    """The tokens that llama_cpp would have evaluated for one generation of several."""
 
-    Raise InputError for arguments that need the context for one generation.
-    """
-    if not given.get("reset", True):
-        raise InputError("reset=False continues what the context holds, which several generations share")
-    engine, criteria = llama.engine, given.get("stopping_criteria")
-    assert engine is not None
-    n_top = -1 if sampling.logprobs is None else sampling.logprobs.n_top
-    native = sampling.native(seed=llama._seed, last_n=llama.last_n_tokens_size)
-    sequence = LoopSequence(loop, native, n_top=n_top)
-    prompt = np.array(given["tokens"], np.intc)
-    held = np.zeros(max(llama.n_ctx(), prompt.size) + 1, np.intc)
-    held[: prompt.size] = prompt
-    n_held = prompt.size
-    images = llama._images if prompt.size and prompt.min() < 0 else None
-    run = TokenRun(engine, sequence, setting, prompt, prompt.size, sampling.logprobs, images)
-    llama._run = run
-    llama._begin_run(run)
-    try:
-        for token in run.each():
-            if criteria and criteria(held[:n_held], llama._scores[0, :]):
-                return
-            if (yield token):
-                raise InputError("tokens that are sent to a generation need the context for it alone")
-            held[n_held] = token
-            n_held += 1
-    finally:
-        sequence.cancel()
+    def __init__(self, n: int) -> None:
+        """Begin without tokens, with place for `n`."""
+        self.input_ids, self.n_tokens = np.zeros(n, np.intc), 0
 
 
 def refuse_alone(what: str) -> None:

@@ -209,6 +209,11 @@ class Model(_Owned):
         return _core.token_piece(_core.model_vocabulary(self.pointer), token, special)
 
     @property
+    def n_tokens(self) -> int:
+        """The number of tokens of the vocabulary."""
+        return _core.n_model_tokens(self.pointer)
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja template that turns messages into a prompt; None if the file has none."""
         return _core.chat_template(self.pointer).decode("utf-8", "replace") or None

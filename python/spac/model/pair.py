@@ -98,7 +98,7 @@ class ModelPair:
     def __init__(self, config: EngineConfig, progress: LoadProgress | None, *, all_rows: bool = True) -> None:
         """Load both models and make their contexts.
 
-        With `all_rows`, the target's context has memory for the logits of every token of a batch. A session
+        With `all_rows`, the target's context has memory for the logits of every token of a batch. A loop
         needs only those of its longest verification. Raises InputError, OutOfMemoryError or SpacError, with
         one line. Nothing stays loaded then.
         """
@@ -548,16 +548,14 @@ class ModelPair:
     def _open_contexts(self) -> None:
         config, types = self._config, self._config.draft_types
         self.n_sequences = self._sequences()
-        # A recurrent memory takes rejected tokens back only if n_rs_seq allows it; others ignore it.
         size = self._context_size(self.info.n_ctx_train)
         self.pool = self._new_pool()
         if self.pool is not None:
             self._closing.callback(self.pool.close)  # runs after the contexts are closed
-        # Without versions, llama.cpp's server restores the state: the memory forgets which batch one is of.
-        n_rs_seq = config.longest_draft if types and not self._is_loops else 0
+        # A recurrent memory keeps no versions (n_rs_seq), because it forgets which batch one is of.
         self.target_context = self._context(
-            self.target, n_ctx=size, n_rs_seq=n_rs_seq, **self._target_rows,
-            **sequence_values(config, self.n_sequences), **self._whole_graphs,
+            self.target, n_ctx=size, **self._target_rows, **sequence_values(config, self.n_sequences),
+            **self._whole_graphs,
         )  # fmt: skip
         apply_adapters(self.target, self.target_context)
         needs_draft = any(name.startswith("draft-") for name in types)
@@ -595,11 +593,6 @@ class ModelPair:
         return n
 
     @property
-    def _is_loops(self) -> bool:
-        """True if llama.cpp's server has the contexts, and not a session."""
-        return self._config.is_served or self.n_sequences > 1
-
-    @property
     def sequence_context(self) -> int:
         """The number of tokens that one sequence may have."""
         shares = sequence_values(self._config, self.n_sequences).get("kv_unified", True)
@@ -613,8 +606,7 @@ class ModelPair:
         While llama.cpp looks for the places of a batch's later graphs, it removes tokens from the window that
         the earlier ones still see (`llama_kv_cache::prepare`), also with `--swa-full`.
         """
-        windows = self._is_loops and self.target.has_window
-        return {"n_batch": self._config.ubatch.least} if windows else {}
+        return {"n_batch": self._config.ubatch.least} if self.target.has_window else {}
 
     @property
     def _target_rows(self) -> dict[str, Any]:

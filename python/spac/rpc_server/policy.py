@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OPTIONS = ("slots", "vram_limit", "scheduler", "stream_batch")
 """The fields of `EngineConfig` that the server has."""
 _TAIL_TOKENS = 32
-"""The tokens at the end of a prompt that schedulers are shown, as in a session."""
+"""The tokens at the end of a prompt that schedulers are shown, as in an engine."""
 _LARGEST_GRAPH = 2048
 """The tokens up to which prefill streaming is weighed. Clients choose the size of their graphs."""
 

@@ -31,7 +31,7 @@ LEAST = 1e-12
 
 
 class Event(StrEnum):
-    """The events at which a scheduler is asked. Values are the session's names of the events."""
+    """The events at which a scheduler is asked. Values are the loop's names of the events."""
 
     START = "start"  # after empty slots have been attached, and again when their number has changed
     # The draft has computed a layer of its next token. `View.draft_routes` has what the target's routers

@@ -1,6 +1,6 @@
 """A driver that runs a scheduler.
 
-It turns the session's events into views, and the scheduler's plans into orders for the reconciler.
+It turns the loop's events into views, and the scheduler's plans into orders for the reconciler.
 """
 
 from __future__ import annotations
@@ -224,9 +224,9 @@ class Driver:
     def saw_prompt(self, text: int = 0) -> None:
         """Show the scheduler the last tokens of a prompt, in their order. Only the last plan is carried out.
 
-        `text` is the number of the text. The mechanism has the routes. The last layer computes no prompt, so
-        it is shown the routes of the tokens that were verified last. Costs are not shown, because a prompt's
-        copies are not a step's.
+        `text` is the number of the text. The mechanism has the routes. The last layer computes only a
+        prompt's last token, so before that it is shown the routes of the tokens that were verified last.
+        Costs are not shown, because a prompt's copies are not a step's.
         """
         with self._lock:
             self._show_prompt(text)
@@ -255,8 +255,8 @@ class Driver:
         routes = self._experts.routes().copy()
         n_token, n_used = routes.shape[1:]
         latest = [step[:, -1] for step in self._latest[-n_token:] if step.shape[2] == n_used]
-        for layer in np.flatnonzero((routes < 0).all(axis=(1, 2))) if latest else ():
-            routes[layer] = [latest[token % len(latest)][layer] for token in range(n_token)]
+        for layer, token in np.argwhere((routes < 0).all(axis=2)) if latest else ():
+            routes[layer, token] = latest[token % len(latest)][layer]
         return routes
 
     def _kept(self, routes: Int32Array) -> Int32Array:

@@ -94,7 +94,7 @@ def make_parser() -> Parser:
     add_prefill_option(chat)
     add_image_option(chat)
     add_engine(parser)
-    parser.set_defaults(parallel=-1, is_served=True)
+    parser.set_defaults(parallel=-1)
     sampling = parser.add_argument_group("sampling, where a request does not say")
     add_config(sampling, SamplingConfig, only=SAMPLING)
     add_talk(parser.add_argument_group("output"))

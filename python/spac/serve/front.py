@@ -170,7 +170,6 @@ class Front:
 
         `has_page` offers the page at /, and `fetches` fetches images at http and https addresses.
         """
-        assert engine.loop is not None
         self._engine, self._loop, self._state = engine, engine.loop, state
         self._feed = LiveFeed(engine, answers=self._answers if engine.n_sequences > 1 else None)
         self._fetches = fetches

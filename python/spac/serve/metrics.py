@@ -58,7 +58,6 @@ class Metrics:
 
     def __init__(self, queue: RequestQueue, engine: Engine) -> None:
         """Make the metrics of an engine that serves, whose requests wait in `queue`."""
-        assert engine.steps is not None
         self._engine, steps = engine, engine.steps
         self._registry = CollectorRegistry()
         self._counted: dict[tuple[str, ...], float] = {}
@@ -78,8 +77,7 @@ class Metrics:
 
     def _count(self) -> None:
         """Count what the engine did since the last look."""
-        if (stats := self._engine.batch_stats) is None:
-            return
+        stats = self._engine.batch_stats
         with self._lock:
             before = self._counted
             # A step that ends between the readings of two counts must not make one smaller.

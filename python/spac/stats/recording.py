@@ -100,7 +100,7 @@ LENGTHS = ("steps", "tokens", "time_ns")
 
 
 class Events(Protocol):
-    """The part of an engine's events that a recorder reads (`spac.engine.session_events.Events`)."""
+    """The part of an engine's events that a recorder reads (`spac.engine.events.Events`)."""
 
     @property
     def driver(self) -> Driver | None:
@@ -215,6 +215,10 @@ class Recorder:
         self._ends.append(time.monotonic_ns())
         if len(self._ends) == BATCH or (self._trace is not None and len(self._trace) > SPANS // 2):
             self._sum_up()
+
+    def skip(self, counts: Mapping[str, int]) -> None:
+        """Leave out what came before `counts`, such as a prompt."""
+        self._counts = counts
 
     def end(self) -> None:
         """End the recording after the last step."""

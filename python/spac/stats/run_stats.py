@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from spac.governor import DraftLengthController
+from spac.governor import ChosenLengths
 from spac.stats.prediction import PredictionStats
 from spac.stats.table import rows
 
@@ -87,6 +87,7 @@ class Meter:
     prompt_tokens: int = 0
     prefilled_tokens: int = 0  # less than the prompt if its beginning was in the cache
     generated_tokens: int = 0
+    first_tokens: int = 0  # the tokens that a prompt's own logits chose, before the first step
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     decode_s: float = 0.0
@@ -101,7 +102,7 @@ class Meter:
     experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
     prompt_experts: dict[str, int] = field(default_factory=dict)  # these counters over prefill
     prediction_stats: PredictionStats = field(default_factory=PredictionStats)
-    controller: DraftLengthController | None = None  # None without speculation
+    lengths: ChosenLengths | None = None  # None without speculation, and with several generations at once
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class RunStats:
     schema: int
     reason: str  # reason for the end: "stop", "length", "cancelled"; "" while it runs
     # speed
-    tokens_per_second: float | None  # generated tokens per second of decoding, prompt excluded
+    tokens_per_second: float | None  # tokens per second of the steps, without the prompt and its first token
     latency_ms_per_token: float | None
     latency_ms_per_step: float | None
     prefill_tokens_per_second: float | None
@@ -203,11 +204,8 @@ class RunStats:
 
     @property
     def cached_tokens(self) -> int:
-        """The number of prompt tokens that were in the context or restored to it.
-
-        The last prompt token is never one of them, because it is evaluated with the first draft.
-        """
-        return max(0, self.prompt_tokens - self.prefilled_tokens - 1)
+        """The number of prompt tokens that were in the context or restored to it."""
+        return max(0, self.prompt_tokens - self.prefilled_tokens)
 
     @classmethod
     def of(cls, setting: Setting, meter: Meter) -> RunStats:
@@ -220,12 +218,13 @@ class RunStats:
         hit_rate = ratio(counts("activations_hit", 0), activations)
         on_device = counts("activations_hit", 0) + counts("activations_loaded", 0)
         gpu_share = ratio(on_device, activations)
-        per_token = ratio(meter.decode_s, meter.generated_tokens)
+        n_decoded = max(0, meter.generated_tokens - meter.first_tokens)
+        per_token = ratio(meter.decode_s, n_decoded)
         per_step = ratio(meter.decode_s, meter.steps)
         return cls(
             schema=SCHEMA,
             reason=meter.reason,
-            tokens_per_second=ratio(meter.generated_tokens, meter.decode_s),
+            tokens_per_second=ratio(n_decoded, meter.decode_s),
             latency_ms_per_token=None if per_token is None else per_token * 1e3,
             latency_ms_per_step=None if per_step is None else per_step * 1e3,
             prefill_tokens_per_second=ratio(meter.prefilled_tokens, meter.prefill_s) or None,
@@ -243,7 +242,7 @@ class RunStats:
             draft_s=meter.draft_s,
             verify_s=meter.verify_s,
             sample_s=meter.sample_s,
-            **_governed(meter.controller),
+            **_governed(meter.lengths),
             hit_rate=hit_rate,
             hit_rate_distinct=ratio(counts("distinct_hit", 0), counts("distinct", 0)),
             gpu_share=gpu_share,
@@ -310,10 +309,10 @@ def _part(part: Part, counts: Mapping[str, int]) -> dict[str, Any]:
     return {**asdict(part), **of, "hit_rate": rate}
 
 
-def _governed(controller: DraftLengthController | None) -> dict[str, Any]:
+def _governed(chosen: ChosenLengths | None) -> dict[str, Any]:
     """Return the fields of RunStats on the chosen draft lengths."""
-    lengths = controller.lengths if controller is not None else {}
-    expected = ratio(controller.expected_tokens, controller.expected_s) if controller else None
+    lengths = chosen.lengths if chosen is not None else {}
+    expected = ratio(chosen.expected_tokens, chosen.expected_s) if chosen is not None else None
     return {
         "draft_length_mean": ratio(sum(k * n for k, n in lengths.items()), sum(lengths.values())),
         "draft_lengths": {str(k): n for k, n in sorted(lengths.items())},

@@ -1,4 +1,4 @@
-"""The handling of a session's events in an engine: counting, scheduling and listeners."""
+"""The handling of the loop's events in an engine: counting, scheduling and listeners."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Verified(NamedTuple):
 
 
 class Events:
-    """Passes a session's events to the statistics, then to the scheduler, then to the listeners.
+    """Passes the loop's events to the statistics, then to the scheduler, then to the listeners.
 
     It subscribes only to events that one of them uses. Other events cost nothing. With `beside`, statistics
     and scheduler get a verification on a thread of their own, while the next step computes.
@@ -59,7 +59,7 @@ class Events:
         Call `subscribe` after setting another one.
         """
         self.timeline = timeline
-        self.prediction_stats = PredictionStats(complete=self.drain, check=self.wait)
+        self.prediction_stats = self.new_stats()
         """The prediction statistics that count the steps of the current generation."""
         self.settled: _core.Experts | None = None
         """The experts whose plan is carried out before a verification begins; None for none.
@@ -77,16 +77,17 @@ class Events:
         Add them before the first generation.
         """
 
+        self.fault: BaseException | None = None
+        """What the scheduler or a listener raised in the loop, since the last text began."""
         self.n_text = 0
         """The number of texts that were begun."""
         self._before: Plan | None = None  # the verification's first plan, if the plan changed since
         self._follower: DraftFollower[_Draft] | None = None
         self._step_follower: StepFollower[_Verified] | None = None
 
-    def begin_stats(self) -> PredictionStats:
-        """Count the steps from now on in new prediction statistics, and return these."""
-        self.prediction_stats = PredictionStats(complete=self.drain, check=self.wait)
-        return self.prediction_stats
+    def new_stats(self) -> PredictionStats:
+        """Return new prediction statistics, which count steps when they are `prediction_stats`."""
+        return PredictionStats(complete=self.drain, check=self.wait)
 
     def wait(self) -> None:
         """Wait until the scheduler has seen the last step, on any thread. Raise what it raised, once."""
@@ -98,27 +99,43 @@ class Events:
         if (follower := self._step_follower) is not None:
             follower.drain()
 
-    def subscribe(self, session: _core.Session | _core.ServerLoop) -> None:
+    def subscribe(self, loop: _core.ServerLoop) -> None:
         """Subscribe to exactly the events that are used now."""
         scheduler = self.driver.scheduler if self.driver is not None else None
         wanted = scheduler.events if scheduler is not None else frozenset()
         counts = self.driver is not None or bool(self.after_step)
-        session.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
+        loop.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
         self.end()
         # With `settled`, each plan is carried out before the next event.
         if scheduler is not None and scheduler.wants_draft_routes and self.settled is None:
             self._follower = DraftFollower(self._follow)
         if self.beside and self.settled is None and wanted == {Event.START, Event.VERIFY_END}:
             self._step_follower = StepFollower(self._consider)
-        session.on("draft_token", self._draft_token if Event.DRAFT_TOKEN in wanted else None)
+
+        def on(event: str, call: Callable[..., None], *, is_used: bool) -> None:
+            loop.on(event, self.noting(call) if is_used else None)
+
+        on("draft_token", self._draft_token, is_used=Event.DRAFT_TOKEN in wanted)
         waits = Event.DRAFT_END in wanted or self.settled is not None
-        session.on("draft_end", self._draft_end if waits else None)
+        on("draft_end", self._draft_end, is_used=waits)
         # A plan that comes during a verification makes the residency depend on timing.
         layers = Event.VERIFY_LAYER in wanted and self.settled is None
-        session.on("verify_layer", self._verify_layer if layers else None)
-        session.on("verify_end", self._verify_end if counts else None)
+        on("verify_layer", self._verify_layer, is_used=layers)
+        on("verify_end", self._verify_end, is_used=counts)
         sees_prompts = scheduler is not None and scheduler.sees_prompts
-        session.on("prompt_tail", self._prompt_tail if sees_prompts else None)
+        on("prompt_tail", self._prompt_tail, is_used=sees_prompts)
+
+    def noting(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Return the callback `call`, which notes what it raises."""
+
+        def noting(*event: object) -> None:
+            try:
+                call(*event)
+            except BaseException as error:
+                self.fault = error
+                raise
+
+        return noting
 
     def end(self) -> None:
         """Follow no drafts and no steps until the next call of `subscribe`."""
@@ -191,7 +208,7 @@ class Events:
             if self._follower is not None:
                 self._follower.drop()
             before, self._before = self._before, None
-            demand = step.demand  # The property makes a new view of the session's one buffer at each access.
+            demand = step.demand  # The property makes a new view of the loop's one buffer at each access.
             counts = step.n_drafted, step.n_verified, step.n_accepted
             about = before, self.n_text, self.prediction_stats
             if self._step_follower is not None:

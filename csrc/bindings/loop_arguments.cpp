@@ -1,10 +1,9 @@
-#include "bindings/session_holder.h"
+#include "bindings/loop_arguments.h"
 
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <functional>
-#include <iterator>
+#include <set>
 #include <string_view>
 #include <type_traits>
 
@@ -69,10 +68,6 @@ const std::map<std::string, Setter> & setters() {
         SPAC_KEY("draft_max", draft.n_max),
         SPAC_KEY("draft_min", draft.n_min),
         SPAC_KEY("p_min", draft.p_min),
-        SPAC_KEY("ngram_size_n", draft.ngram_size_n),
-        SPAC_KEY("ngram_size_m", draft.ngram_size_m),
-        SPAC_KEY("ngram_mod_n_match", draft.ngram_mod_n_match),
-        SPAC_KEY("ngram_mod_n_min", draft.ngram_mod_n_min),
         SPAC_KEY("seed", sampling.seed),
         SPAC_KEY("temp", sampling.temp),
         SPAC_KEY("top_k", sampling.top_k),
@@ -122,8 +117,8 @@ void apply(const py::dict & keywords, SessionConfig & config, bool sampling_only
                     known += (known.empty() ? "" : ", ") + each;
                 }
             }
-            throw InputError(std::string("unknown ") + (sampling_only ? "sampling" : "session") + " parameter '" +
-                             name + "', known are " + known);
+            throw InputError(std::string("unknown ") + (sampling_only ? "sampling" : "loop") + " parameter '" + name +
+                             "', known are " + known);
         }
         found->second.set(config, value);
     }
@@ -155,7 +150,7 @@ py::object copy_of(const DraftRoutes * routes) {
     return by_token.attr("transpose")(1, 0, 2);
 }
 
-// Returns a read-only view on the session's one buffer, [L]. It is empty without experts.
+// Returns a read-only view on the loop's one buffer, [L]. It is empty without experts.
 py::array_t<LayerCost> layer_costs(const Step & self) {
     using Holder = std::shared_ptr<const std::vector<LayerCost>>;
     py::array_t<LayerCost> view;
@@ -170,22 +165,6 @@ py::array_t<LayerCost> layer_costs(const Step & self) {
 
 } // namespace
 
-void * context_pointer(const py::object & address, const char * name) {
-    if (address.is_none()) {
-        return nullptr;
-    }
-    if (!py::isinstance<py::int_>(address)) {
-        throw InputError(std::string(name) + " is " + describe(address) +
-                         ", expected the address of a llama_context as an int, or None");
-    }
-    void * const pointer = PyLong_AsVoidPtr(address.ptr());
-    if (PyErr_Occurred() != nullptr) {
-        PyErr_Clear();
-        throw InputError(std::string(name) + " is " + std::string(py::str(address)) + ", which is no address");
-    }
-    return pointer;
-}
-
 void apply_keywords(const py::dict & keywords, SessionConfig & config) { apply(keywords, config, false); }
 
 SamplingConfig sampling_config(const py::dict & keywords) {
@@ -195,12 +174,15 @@ SamplingConfig sampling_config(const py::dict & keywords) {
 }
 
 void check_callback(const std::string & event, const py::object & callback) {
-    static const char * const known[] = {"draft_token", "draft_end",    "verify_layer",
-                                         "verify_end",  "prompt_graph", "prompt_tail"};
-    if (std::find(std::begin(known), std::end(known), event) == std::end(known)) {
-        throw InputError("unknown event '" + event +
-                         "', known are draft_token, draft_end, verify_layer, verify_end, "
-                         "prompt_graph, prompt_tail");
+    static const std::set<std::string> known = {"draft_length", "draft_token", "draft_end",
+                                                "verify_layer", "verify_end",  "prompt_graph",
+                                                "prompt_tail",  "text_begin",  "step_end"};
+    if (known.count(event) == 0) {
+        std::string names;
+        for (const auto & each : known) {
+            names += (names.empty() ? "" : ", ") + each;
+        }
+        throw InputError("unknown event '" + event + "', known are " + names);
     }
     if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0) {
         throw InputError("the callback of " + event + " is " + describe(callback) +
@@ -251,16 +233,10 @@ Listeners listeners(const Callbacks & callbacks, bool keeps_draft_routes) {
             callback();
         };
     }
-    result.interrupt_check = [] {
-        const py::gil_scoped_acquire acquire;
-        if (PyErr_CheckSignals() != 0) {
-            throw py::error_already_set();
-        }
-    };
     return result;
 }
 
-void bind_session_events(py::module_ & m) {
+void bind_events(py::module_ & m) {
     py::class_<Step>(m, "Step", "The event and the figures of one finished step.")
         .def_property_readonly("tokens",
                                [](const py::object & self) {
@@ -272,7 +248,6 @@ void bind_session_events(py::module_ & m) {
                                    return int32_view(self.demand, {self.n_layer, self.n_expert});
                                })
         .def_property_readonly("layer_costs", &layer_costs)
-        .def_readonly("n_uploads", &Step::n_uploads)
         .def_readonly("upload_bytes", &Step::upload_bytes)
         .def_readonly("upload_ns", &Step::upload_ns)
         .def_readonly("n_drafted", &Step::n_drafted)
@@ -281,8 +256,7 @@ void bind_session_events(py::module_ & m) {
         .def_readonly("n_steps", &Step::n_steps)
         .def_readonly("draft_ns", &Step::draft_ns)
         .def_readonly("verify_ns", &Step::verify_ns)
-        .def_readonly("sample_ns", &Step::sample_ns)
-        .def_property_readonly("reason", [](const Step & self) { return to_string(self.reason); });
+        .def_readonly("sample_ns", &Step::sample_ns);
 
     py::class_<DraftToken>(m, "DraftToken", "The event of one drafted token.")
         .def_readonly("token", &DraftToken::token)
