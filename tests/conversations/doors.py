@@ -7,7 +7,7 @@ import contextlib
 import http.client
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,16 @@ def of_completion(choice: Any) -> Answer:
     return Answer(choice["text"], choice["finish_reason"], top)
 
 
+def finite(answer: Callable[[], Answer]) -> Answer:
+    """Return an answer, also if it ended because its logits are no finite numbers."""
+    try:
+        return answer()
+    except SpacError as error:
+        if "no finite numbers" not in str(error):
+            raise
+        return Answer("", NO_NUMBERS)
+
+
 def of_server(choice: Any) -> Answer:
     """Return the answer of a completion's `choice`, as llama-server forms it.
 
@@ -64,8 +74,7 @@ class EngineDoor:
 
     def answer(self, request: Request) -> Answer:
         made = self._generation(request)
-        text = "".join(made)
-        return Answer(text, made.reason)
+        return finite(lambda: Answer("".join(made), made.reason))
 
     def leave(self, request: Request, n_parts: int) -> str:
         made = self._generation(request)
@@ -115,7 +124,7 @@ class LlamaDoor:
         if request.way == "eval":
             self._llm.reset()
             return self._evaluated(request.tokens, request.n)
-        return of_completion(self._completion(request)["choices"][0])
+        return finite(lambda: of_completion(self._completion(request)["choices"][0]))
 
     def leave(self, request: Request, n_parts: int) -> str:
         with contextlib.closing(self._completion(request, stream=True)) as parts:

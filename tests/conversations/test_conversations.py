@@ -6,8 +6,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from spac import Llama
-from spac.errors import SpacError
 from tests.conversations.doors import DOORS, FRESH, setups_of
 from tests.conversations.machine import Conversations, machine_of
 from tests.conversations.setups import Models
@@ -36,15 +34,6 @@ def test_every_answer_is_that_of_a_door_begun_anew(door: str, models: Models) ->
     machine = machine_of(DOORS[door], FRESH[door], [models.setup(name) for name in names])
     run(machine, EXAMPLES[door])
     assert machine.tally.n_answers > 0
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of logits that are no numbers
-def test_the_machine_finds_a_former_fault(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama_cpp's own loop would go back to tokens that a window lost when its conversation came back."""
-    monkeypatch.setattr(Llama, "_take_back", lambda _llama: None)
-    machine = machine_of(DOORS["llama"], FRESH["llama"], [models.setup("window")])
-    with pytest.raises((AssertionError, SpacError), match=r"but begun anew|no finite numbers"):
-        run(machine, 40)
 
 
 def run(machine: type[Conversations], n_examples: int) -> None:
