@@ -1,4 +1,4 @@
-// What Python gives to a loop: its parameters and callbacks.
+// Python's side of a loop: its parameters and callbacks.
 #pragma once
 
 #include "bindings/bindings.h"

@@ -1,4 +1,4 @@
-// The callbacks of a loop of llama.cpp's server, besides the events of a session.
+// The callbacks of a loop of llama.cpp's server, besides those of Listeners.
 #pragma once
 
 #include "session/parallel.h"

@@ -1,4 +1,4 @@
-// What holds for all requests to one loop, and for no other loop of this process.
+// The settings of all requests to one loop, which hold for no other loop of this process.
 #pragma once
 
 #include "core/not_copied.h"

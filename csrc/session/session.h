@@ -62,7 +62,8 @@ struct SamplingConfig {
     int                                     reasoning_budget = -1; // tokens, with `chat`; -1: no limit
 };
 
-// What a loop runs on. The caller owns the contexts, and keeps them and their models alive until the loop is gone.
+// The objects that a loop runs on. The caller owns the contexts, and keeps them and their models alive until the loop
+// is gone.
 struct SessionConfig {
     void *                     target_ctx = nullptr; // llama_context *
     void *                     draft_ctx  = nullptr; // llama_context * or null

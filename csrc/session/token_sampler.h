@@ -1,4 +1,4 @@
-// How tokens are sampled: llama.cpp's parameters, and the shorter way to a greedy choice.
+// The sampling of tokens: llama.cpp's parameters, and the shorter way to a greedy choice.
 #pragma once
 
 #include "common.h"

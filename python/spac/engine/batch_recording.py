@@ -51,41 +51,34 @@ class StepMeter:
 
     def add(self, step: _core.ParallelStep, lengths: Mapping[int, int], seconds: float) -> None:
         """Count a step, which took `seconds` with its prompts."""
-        meter, batch = self.meter, step.batch
-        counts: dict[str, int] = {}
-        if self.counts is not None or self._observer is not None:
+        self._count(step, seconds)
+        texts = self.counts  # Another thread may end the text meanwhile, or begin or end a recording.
+        with self._observing:
+            if texts is None and self._observer is None:
+                return
             counts = read_counts(self._experts)
-        if self.counts is not None and step.sequences:
-            self.counts.append(counts)
+            if texts is not None and step.sequences:
+                texts.append(counts)
+            if self._observer is not None:
+                self._observer(step, lengths, seconds, counts)
+
+    def _count(self, step: _core.ParallelStep, seconds: float) -> None:
+        meter, batch = self.meter, step.batch
         prefill_s = step.prefill_ns / 1e9 if step.n_prompt else 0.0
         meter.prefill_s += prefill_s
         meter.prefilled_tokens += step.n_prompt
         meter.generated_tokens += len(batch.tokens)
         if not step.verified:
             meter.first_tokens += len(batch.tokens)
-            self._show(step, lengths, seconds, counts)
             return
-        seconds -= prefill_s
         meter.steps += batch.n_steps
         meter.step_tokens += len(batch.tokens)
-        meter.decode_s += seconds
+        meter.decode_s += seconds - prefill_s
         meter.drafted += batch.n_drafted
         meter.accepted += batch.n_accepted
         meter.draft_s += batch.draft_ns / 1e9
         meter.verify_s += batch.verify_ns / 1e9
         meter.sample_s += batch.sample_ns / 1e9
-        self._show(step, lengths, seconds, counts)
-
-    def _show(
-        self,
-        step: _core.ParallelStep,
-        lengths: Mapping[int, int],
-        seconds: float,
-        counts: Mapping[str, int],
-    ) -> None:
-        with self._observing:
-            if self._observer is not None:
-                self._observer(step, lengths, seconds, counts)
 
 
 class BatchRecording:

@@ -78,7 +78,7 @@ class Events:
         """
 
         self.fault: BaseException | None = None
-        """What the scheduler or a listener raised in the loop, since the last text began."""
+        """The exception that the scheduler or a listener raised since the last text began, or None."""
         self.n_text = 0
         """The number of texts that were begun."""
         self._before: Plan | None = None  # the verification's first plan, if the plan changed since
