@@ -288,6 +288,7 @@ void LoopHooks::check(const llama_model * model, common_params_sampling & params
     params.n_prev             = std::min(params.n_prev, std::max(most, 64));
     // A client may ask for it, but its graphs are not those of the split.
     params.backend_sampling = false;
+    const Region region(*gate_); // others may set listeners
     if (more_.text_begin) {
         const auto request = OwnRequest::of(params);
         more_.text_begin(request != nullptr ? request->number() : 0);
