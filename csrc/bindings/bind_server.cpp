@@ -3,7 +3,9 @@
 #include "bindings/loop_arguments.h"
 #include "core/home_process.h"
 #include "hooks/server_loop.h"
+#include "session/projector.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -16,6 +18,7 @@
 
 namespace py = pybind11;
 using spac::LoopResponse;
+using spac::LoopText;
 using spac::ServerLoop;
 
 namespace {
@@ -31,6 +34,14 @@ py::object next_part(LoopResponse & self) {
     return part.empty() ? py::object(py::none()) : py::object(py::bytes(part));
 }
 
+// Keeps Python's state of this thread while `run` works. Without it, each call of a listener would make one and free
+// it, which maps memory and unmaps it.
+void with_thread_state(const std::function<void()> & run) {
+    const py::gil_scoped_acquire acquire;
+    const py::gil_scoped_release release;
+    run();
+}
+
 class PyServerLoop {
   public:
     PyServerLoop(const spac::LoopConfig & config, py::object owner) : owner_(std::move(owner)) {
@@ -42,17 +53,20 @@ class PyServerLoop {
     std::unique_ptr<LoopResponse> begin(const std::string & route, const py::bytes & body,
                                         const std::map<std::string, std::string> & params,
                                         const std::map<std::string, std::string> & headers) {
-        return get().begin({route, std::string(body), params, headers, {}});
+        return get().begin({route, std::string(body), params, headers});
     }
 
-    // Begins a completion with sampling parameters, whose steps the answer has.
-    std::unique_ptr<LoopResponse> generate(const py::bytes & body, size_t n_unseen, int n_top,
-                                           const py::kwargs & sampling) {
-        spac::LoopRequest request;
-        request.route = "completion";
-        request.body  = std::string(body);
-        request.own   = spac::JoinConfig{spac::bindings::sampling_config(sampling), n_unseen, n_top};
-        return get().begin(request);
+    std::unique_ptr<LoopText> generate(const py::array_t<int32_t> & tokens, const spac::ImagePrompt * images, int limit,
+                                       size_t n_unseen, int n_top, const py::kwargs & sampling) {
+        spac::TextRequest request;
+        request.tokens = {tokens.data(), tokens.data() + tokens.size()};
+        if (images != nullptr) {
+            request.text   = images->text;
+            request.images = images->files;
+        }
+        request.limit = limit;
+        request.join  = {spac::bindings::sampling_config(sampling), n_unseen, n_top};
+        return get().generate(std::move(request));
     }
 
     // Sets the callback of an event of Listeners or LoopListeners. None removes it.
@@ -131,11 +145,18 @@ void bind_server(py::module_ & m) {
         .def_property_readonly("is_stream", &LoopResponse::is_stream)
         .def("run", &LoopResponse::run, py::call_guard<py::gil_scoped_release>())
         .def("next", &next_part)
-        .def_property_readonly("number", &LoopResponse::number)
-        .def("steps", &LoopResponse::steps)
-        .def("raise_fault", &LoopResponse::raise)
         .def("cancel", &LoopResponse::cancel)
         .def("close", &LoopResponse::close, py::call_guard<py::gil_scoped_release>());
+    py::class_<LoopText>(m, "LoopText", "A text that the loop makes for this process.")
+        .def_property_readonly("number", &LoopText::number)
+        .def("begin", &LoopText::begin, py::call_guard<py::gil_scoped_release>())
+        .def("next", &LoopText::next, py::call_guard<py::gil_scoped_release>())
+        .def("cancel", &LoopText::cancel, py::call_guard<py::gil_scoped_release>());
+    py::class_<spac::TextNews>(m, "TextNews", "What has become of a text since its reader asked.")
+        .def_readonly("steps", &spac::TextNews::steps)
+        .def_readonly("progress", &spac::TextNews::progress)
+        .def_readonly("is_over", &spac::TextNews::is_over)
+        .def_readonly("is_stopped", &spac::TextNews::is_stopped);
     py::class_<spac::Gate, std::shared_ptr<spac::Gate>>(
         m, "Gate", "A lock that a ServerLoop holds while it computes. Those who wait for it go first.")
         .def(py::init<>())
@@ -175,6 +196,7 @@ void bind_server(py::module_ & m) {
                  config.gate                  = gate != nullptr ? std::move(gate) : config.gate;
                  config.session.trace         = std::move(trace);
                  config.session.draft_experts = std::move(draft_experts);
+                 config.around                = &with_thread_state;
                  spac::bindings::apply_keywords(keywords, config.session);
                  if (!embeds) {
                      spac::check_contexts(config.session, n_slots);
@@ -193,8 +215,8 @@ void bind_server(py::module_ & m) {
         .def("begin", &PyServerLoop::begin, py::arg("route"), py::arg("body"),
              py::arg("params")  = std::map<std::string, std::string>(),
              py::arg("headers") = std::map<std::string, std::string>())
-        .def("generate", &PyServerLoop::generate, py::arg("body"), py::kw_only(), py::arg("n_unseen") = 0,
-             py::arg("n_top") = -1)
+        .def("generate", &PyServerLoop::generate, py::arg("tokens"), py::kw_only(), py::arg("images") = py::none(),
+             py::arg("limit") = -1, py::arg("n_unseen") = 0, py::arg("n_top") = -1)
         .def("keep_draft_routes", &PyServerLoop::keep_draft_routes, py::arg("keeps"))
         .def("on", &PyServerLoop::on, py::arg("event"), py::arg("callback"))
         .def("close", &PyServerLoop::close);

@@ -71,6 +71,18 @@ std::string LoopHooks::last_fault() {
     return fault;
 }
 
+std::pair<std::string, error_type> LoopHooks::error_of(const std::string & message, error_type type) {
+    std::string cause = message;
+    for (const std::string prefix : {"got exception: ", "Failed to initialize samplers: "}) { // of a slot
+        cause = cause.rfind(prefix, 0) == 0 ? cause.substr(prefix.size()) : cause;
+    }
+    if (cause == "Compute error." || cause == "failed to process mtmd chunk") {
+        const auto known = last_fault();
+        cause            = known.empty() ? cause : known;
+    }
+    return {cause, cause.rfind("the grammar ", 0) == 0 ? ERROR_TYPE_INVALID_REQUEST : type};
+}
+
 LoopHooks::LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace,
                      std::shared_ptr<Gate> gate, int n_slots, int n_rows)
     : target_(target), experts_(experts), trace_(std::move(trace)), gate_(std::move(gate)), n_slots_(n_slots),
@@ -214,6 +226,7 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         step_    = {};
         windows_ = std::move(windows);
         parts_.clear();
+        is_stepping_ = !embeds && n_outputs == n_tokens;
         status = embeds ? run() : n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
     verified_ = Clock::now();
@@ -276,6 +289,7 @@ void LoopHooks::forget() {
 }
 
 void LoopHooks::check(const llama_model * model, common_params_sampling & params) {
+    is_stepping_ = false;
     count_grammar(nullptr);
     if (!params.grammar.empty()) {
         check_grammar(llama_model_get_vocab(model), common_grammar_value(params.grammar),

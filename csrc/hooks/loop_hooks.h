@@ -15,6 +15,8 @@
 #include "session/parallel_impl.h"
 #include "session/prompt_graph.h"
 
+#include "server-common.h"
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,6 +40,8 @@ class LoopHooks : NotCopied {
     // Notes why a decode or an image has failed, and returns it for the last one of any loop.
     static void        set_fault(std::string cause);
     static std::string last_fault();
+    // Returns the message and the type of an error for those who asked, where llama.cpp's say less than is known.
+    static std::pair<std::string, error_type> error_of(const std::string & message, error_type type);
 
     // `gate` is held while the loop drafts, decodes the target and calls listeners. `n_slots` is the number of its
     // slots, and `n_rows` the largest number of tokens of a step.
@@ -55,6 +59,8 @@ class LoopHooks : NotCopied {
     void set_listeners(const Listeners & listeners, LoopListeners more);
 
     llama_context * target() const { return target_; }
+    // Returns true if the last decode was a step, and no text has begun since.
+    bool is_stepping() const { return is_stepping_; }
     // Returns true if the target's memory keeps a window of the past and no state.
     bool has_window() const;
     // Returns true if the target's memory keeps a state, which cannot go back.
@@ -125,9 +131,10 @@ class LoopHooks : NotCopied {
     LoopWindows                               windows_;             // of its batch
     std::vector<ExpertCounts>                 parts_;               // of the windows; empty if nobody asks
     Clock::time_point                         verified_;            // when its decode ended
-    int                                       n_awaited_ = 0;       // slots of the step that have not sampled yet
-    Clock::time_point                         start_;               // of the step
-    int64_t                                   draft_ns_ = 0;        // time of drafting since the last step
+    bool                                      is_stepping_ = false;
+    int                                       n_awaited_   = 0; // slots of the step that have not sampled yet
+    Clock::time_point                         start_;           // of the step
+    int64_t                                   draft_ns_ = 0;    // time of drafting since the last step
     Interrupt                                 interrupt_;
     std::set<llama_seq_id>                    asking_probabilities_;
     std::optional<GrammarScope>               grammars_; // of the loop's thread

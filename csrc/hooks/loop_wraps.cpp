@@ -3,8 +3,10 @@
 
 #include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
 #include "server-common.h"
+#include "server-queue.h"
 #include "session/token_sampler.h"
 
+#include <functional>
 #include <set>
 #include <string>
 #include <utility>
@@ -44,16 +46,36 @@ common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11cha
 
 common_json __wrap__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
     const std::string & message, error_type type) {
-    std::string cause = message;
-    for (const std::string prefix : {"got exception: ", "Failed to initialize samplers: "}) { // of a slot
-        cause = cause.rfind(prefix, 0) == 0 ? cause.substr(prefix.size()) : cause;
+    const auto [cause, kind] = LoopHooks::error_of(message, type);
+    return __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(cause,
+                                                                                                              kind);
+}
+
+void __real__ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14default_deleteIS1_EE(
+    server_response * results, server_task_result_ptr && result);
+
+// Nobody makes JSON of what a text of this process has.
+void __wrap__ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14default_deleteIS1_EE(
+    server_response * results, server_task_result_ptr && result) {
+    if (const auto own = spac::OwnRequest::of(*results, result->id)) {
+        own->tell(*result);
+    } else {
+        __real__ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14default_deleteIS1_EE(
+            results, std::move(result));
     }
-    if (cause == "Compute error." || cause == "failed to process mtmd chunk") {
-        const auto known = LoopHooks::last_fault();
-        cause            = known.empty() ? cause : known;
+}
+
+void __real__ZN12server_queue14yield_to_queueEOSt8functionIFvvEE(server_queue * queue, std::function<void()> && work);
+
+// While llama.cpp's loop drafts or decodes, another thread answers what asks for metrics, and each time the loop wakes
+// this thread and waits for it. In a short step, such a question waits for the end of the step instead.
+void __wrap__ZN12server_queue14yield_to_queueEOSt8functionIFvvEE(server_queue * queue, std::function<void()> && work) {
+    const auto * const hooks = LoopHooks::current();
+    if (hooks != nullptr && hooks->is_stepping()) {
+        work();
+    } else {
+        __real__ZN12server_queue14yield_to_queueEOSt8functionIFvvEE(queue, std::move(work));
     }
-    return __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(
-        cause, cause.rfind("the grammar ", 0) == 0 ? ERROR_TYPE_INVALID_REQUEST : type);
 }
 
 void __real__Z24common_speculative_draftP18common_speculative(common_speculative * spec);

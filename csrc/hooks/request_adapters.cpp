@@ -3,7 +3,6 @@
 // The server keeps what a slot holds when a request without scales follows one with other scales, though it was
 // computed with those. So each request gets scales here. The linker's --wrap leads llama.cpp's parser here
 // (csrc/CMakeLists.txt).
-#include "hooks/own_requests.h"
 #include "hooks/request_settings.h"
 #include "server-common.h"
 #include "server-schema.h"
@@ -24,9 +23,6 @@ __wrap__ZN13server_schema22eval_llama_cmpl_schemaEPK11llama_vocabRK13common_para
     const auto * const settings = spac::RequestSettings::current();
     if (task.lora.empty() && settings != nullptr) {
         task.lora = settings->adapter_scales();
-    }
-    if (const auto * const own = spac::OwnRequest::read()) {
-        task.sampling = *own;
     }
     return task;
 }

@@ -9,6 +9,7 @@
 #include "hooks/request_settings.h"
 
 #include "log.h"
+#include "mtmd-helper.h"
 #include "server-context.h"
 #include "session/big_stack.h"
 #include "session/draft_types.h"
@@ -23,6 +24,7 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -84,39 +86,47 @@ void deep(const std::function<void()> & call) {
     }
 }
 
-// The answers that are not closed.
+// What a closing loop cancels.
+class Cancelled {
+  public:
+    virtual void cancel_now() noexcept = 0;
+
+  protected:
+    ~Cancelled() = default;
+};
+
+// The answers and texts that are not closed.
 class Running {
   public:
-    void add(LoopResponse & response) {
+    void add(Cancelled & each) {
         const std::lock_guard hold(lock_);
-        all_.insert(&response);
+        all_.insert(&each);
     }
-    void remove(LoopResponse & response) {
+    void remove(Cancelled & each) {
         const std::lock_guard hold(lock_);
-        all_.erase(&response);
+        all_.erase(&each);
     }
     bool stops() const { return stops_.load(); }
     void stop() {
         stops_.store(true);
         const std::lock_guard hold(lock_);
         for (auto * const each : all_) {
-            each->close();
+            each->cancel_now();
         }
     }
 
   private:
-    std::mutex               lock_;
-    std::set<LoopResponse *> all_;
-    std::atomic<bool>        stops_{false};
+    std::mutex            lock_;
+    std::set<Cancelled *> all_;
+    std::atomic<bool>     stops_{false};
 };
 
 // An answer and what it needs until its end. It may outlive the server.
-class Response : public LoopResponse {
+class Response : public LoopResponse, Cancelled {
   public:
     Response(const LoopRequest & request, const server_http_context::handler_t & handler,
-             std::shared_ptr<RequestSettings> settings, std::shared_ptr<Running> running,
-             std::shared_ptr<OwnRequest> own)
-        : handler_(handler), settings_(std::move(settings)), running_(std::move(running)), own_(std::move(own)),
+             std::shared_ptr<RequestSettings> settings, std::shared_ptr<Running> running)
+        : handler_(handler), settings_(std::move(settings)), running_(std::move(running)),
           stops_([this] { return is_cancelled_.load() || running_->stops(); }),
           request_{request.params, request.headers, "/" + request.route, "", request.body, {}, stops_} {
         running_->add(*this);
@@ -138,7 +148,6 @@ class Response : public LoopResponse {
         try {
             // llama.cpp's work on schemas, templates and answers may recurse as deep as these are long.
             deep([&] {
-                const OwnRequest::Reading      reading(own_);
                 const RequestSettings::Reading in_loop(*settings_);
                 response_ = handler_(request_);
             });
@@ -167,20 +176,10 @@ class Response : public LoopResponse {
         home_.check("the engine");
         const std::lock_guard hold(lock_);
         has_more_ = has_more_ && response_ != nullptr;
-        if (has_more_ && own_ != nullptr) { // nobody reads a message in its text
-            const AbortGuard guard;
-            has_more_ = response_->next(part);
-        } else if (has_more_) {
+        if (has_more_) {
             deep([&] { has_more_ = response_->next(part); });
         }
         return has_more_;
-    }
-    uint64_t                  number() const override { return own_ == nullptr ? 0 : own_->number(); }
-    std::vector<SequenceStep> steps() override { return own_ == nullptr ? std::vector<SequenceStep>() : own_->take(); }
-    void                      raise() const override {
-        if (own_ != nullptr) {
-                                 own_->raise();
-        }
     }
     void cancel() noexcept override { is_cancelled_.store(true); }
     void close() noexcept override {
@@ -197,17 +196,108 @@ class Response : public LoopResponse {
     }
 
   private:
+    void cancel_now() noexcept override { close(); }
+
     HomeProcess                            home_;
     const server_http_context::handler_t & handler_;
     std::shared_ptr<RequestSettings>       settings_;
     std::shared_ptr<Running>               running_;
-    std::shared_ptr<OwnRequest>            own_; // null: a client's
     std::atomic<bool>                      is_cancelled_{false};
     std::function<bool()>                  stops_;
     server_http_req                        request_;
     std::mutex                             lock_; // of what follows
     server_http_res_ptr                    response_;
     bool                                   has_more_ = true;
+};
+
+// A text and what it needs until its end. It may outlive the server.
+class Text : public LoopText, Cancelled {
+  public:
+    Text(TextRequest request, std::shared_ptr<OwnRequest> own, const common_params & params, server_context & context,
+         std::shared_ptr<mtmd_context> projector, std::shared_ptr<RequestSettings> settings,
+         std::shared_ptr<Running> running)
+        : request_(std::move(request)), own_(std::move(own)), params_(params), context_(context),
+          projector_(std::move(projector)), settings_(std::move(settings)), running_(std::move(running)) {
+        running_->add(*this);
+    }
+    ~Text() override {
+        if (home_.is_here()) {
+            running_->remove(*this);
+        }
+        cancel();
+    }
+
+    uint64_t number() const override { return own_->number(); }
+    void     begin() override {
+        home_.check("the engine");
+        const AbortGuard      guard;
+        const std::lock_guard hold(lock_);
+        if (is_cancelled_ || running_->stops()) {
+                own_->stop();
+                return;
+        }
+        reader_.emplace(context_.get_response_reader());
+        server_task task(SERVER_TASK_TYPE_COMPLETION);
+        task.id                     = reader_->get_new_id();
+        task.tokens                 = prompt();
+        task.params.stream          = true;
+        task.params.return_progress = true;
+        task.params.n_predict       = request_.limit;
+        task.params.sampling        = own_->params();
+        task.params.speculative     = params_.speculative;
+        task.params.lora            = settings_->adapter_scales();
+        own_->await(&reader_->queue_results, task.id);
+        reader_->post_task(std::move(task));
+    }
+    TextNews next() override {
+        home_.check("the engine");
+        return own_->next();
+    }
+    void cancel() noexcept override {
+        if (!home_.is_here()) { // a child of the process has none of the loop's threads
+            static_cast<void>(new std::optional<server_response_reader>(std::move(reader_)));
+            return;
+        }
+        own_->stop();
+        const std::lock_guard hold(lock_);
+        is_cancelled_ = true;
+        if (reader_) {
+            reader_->received_count = own_->is_over() ? 1 : 0; // it posts what ends a task that runs
+            reader_.reset();
+        }
+    }
+
+  private:
+    void cancel_now() noexcept override { cancel(); }
+
+    // Returns the tokens of the prompt. Throws InputError for images that cannot be read.
+    server_tokens prompt() const {
+        if (request_.images.empty() && request_.text.empty()) {
+            return {request_.tokens, projector_ != nullptr};
+        }
+        const RequestSettings::Reading in_loop(*settings_);
+        std::vector<raw_buffer>        files;
+        for (const auto & each : request_.images) {
+            files.emplace_back(each.begin(), each.end());
+        }
+        try {
+            return process_mtmd_prompt(projector_.get(), request_.text, files, mtmd_helper_init_opt_default());
+        } catch (const std::runtime_error & error) {
+            throw InputError(error.what());
+        }
+    }
+
+    HomeProcess                           home_;
+    TextRequest                           request_;
+    std::shared_ptr<OwnRequest>           own_;
+    const common_params &                 params_; // of the loop, as the context: both live until `running_` stops
+    server_context &                      context_;
+    std::shared_ptr<mtmd_context>         projector_; // null: none
+    std::shared_ptr<RequestSettings>      settings_;
+    std::shared_ptr<Running>              running_;
+    std::mutex                            lock_; // of what follows
+    std::optional<server_response_reader> reader_;
+    bool                                  is_cancelled_ = false;
 };
 
 // Returns true if spac's drafts take the place of the loop's.
@@ -384,7 +474,7 @@ bool ServerLoop::Impl::terminate() {
 
 ServerLoop::ServerLoop(const LoopConfig & config) : impl_(std::make_unique<Impl>(config)) {
     auto & impl  = *impl_;
-    impl.thread  = std::thread([&impl] { impl.run(); });
+    impl.thread  = std::thread([&impl, around = config.around] { around([&] { impl.run(); }); });
     bool is_well = false;
     try {
         is_well = impl.loaded.get_future().get();
@@ -419,15 +509,19 @@ std::string ServerLoop::media_marker() { return get_media_marker(); }
 
 std::unique_ptr<LoopResponse> ServerLoop::begin(const LoopRequest & request) {
     if (request.route == "forget") {
-        return std::make_unique<Response>(request, impl_->forget, impl_->settings, impl_->running, nullptr);
+        return std::make_unique<Response>(request, impl_->forget, impl_->settings, impl_->running);
     }
     const auto found = handlers().find(request.route);
     if (found == handlers().end()) {
         throw InputError("llama.cpp's server has no route " + request.route);
     }
-    auto own = request.own ? OwnRequest::begin(*request.own, impl_->target.context) : nullptr;
-    return std::make_unique<Response>(request, (*impl_->routes).*(found->second), impl_->settings, impl_->running,
-                                      std::move(own));
+    return std::make_unique<Response>(request, (*impl_->routes).*(found->second), impl_->settings, impl_->running);
+}
+
+std::unique_ptr<LoopText> ServerLoop::generate(TextRequest request) {
+    auto own = OwnRequest::begin(request.join, impl_->target.context);
+    return std::make_unique<Text>(std::move(request), std::move(own), impl_->params, *impl_->context, impl_->projector,
+                                  impl_->settings, impl_->running);
 }
 
 void ServerLoop::set_listeners(const Listeners & listeners, LoopListeners more) {

@@ -7,12 +7,12 @@
 #include "core/gate.h"
 #include "core/not_copied.h"
 #include "hooks/loop_listeners.h"
+#include "hooks/loop_text.h"
 #include "session/session.h"
 
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +41,8 @@ struct LoopConfig {
     bool embeds     = false; // it makes embeddings too, with the pooling of the target's context
     std::vector<LoopAdapter> adapters;
     std::shared_ptr<Gate>    gate = std::make_shared<Gate>(); // held while the loop computes
+    // Called on the loop's thread with all that it does. What listeners need there may be made once.
+    std::function<void(const std::function<void()> &)> around = [](const auto & run) { run(); };
 };
 
 struct LoopRequest {
@@ -48,7 +50,15 @@ struct LoopRequest {
     std::string                        body;
     std::map<std::string, std::string> params; // of the path and the query
     std::map<std::string, std::string> headers;
-    std::optional<JoinConfig>          own; // of a completion of this process, in place of the body's sampling
+};
+
+// A prompt of this process, and what is asked for.
+struct TextRequest {
+    std::vector<int32_t>     tokens;     // of the prompt, if it has no images
+    std::string              text;       // of a prompt with images
+    std::vector<std::string> images;     // the files in memory that the text's markers stand for
+    int                      limit = -1; // the most tokens; -1: any
+    JoinConfig               join;
 };
 
 // An answer, or the beginning of a stream. One thread at a time makes it; cancel() and close() may be called by others.
@@ -69,16 +79,25 @@ class LoopResponse {
     virtual bool is_stream() const = 0;
     // Sets the next part of a stream, which may be empty. Returns false if it is the last one.
     virtual bool next(std::string & part) = 0;
-    // Returns the number of an own request; 0 for others.
-    virtual uint64_t number() const = 0;
-    // Returns the steps of an own request since the last call. Any thread may call it.
-    virtual std::vector<SequenceStep> steps() = 0;
-    // Throws why a decode of an own request failed; does nothing otherwise. Any thread may call it.
-    virtual void raise() const = 0;
     // Lets the work for this answer end soon: run() returns, and next() returns false.
     virtual void cancel() noexcept = 0;
     // Cancels, waits for a call that runs, and frees what the answer holds of the server.
     virtual void close() noexcept = 0;
+};
+
+// A text for this process.
+class LoopText {
+  public:
+    virtual ~LoopText() = default;
+
+    // Returns its number, which the listener of a text's beginning gets.
+    virtual uint64_t number() const = 0;
+    // Asks the loop for the text. Called once. Throws InputError for a prompt that is refused.
+    virtual void begin() = 0;
+    // Waits for news, and returns them. One thread at a time calls it. Throws the error that has ended the text.
+    virtual TextNews next() = 0;
+    // Ends the text. begin() and next() return soon. Any thread may call it.
+    virtual void cancel() noexcept = 0;
 };
 
 class ServerLoop : NotCopied {
@@ -94,8 +113,11 @@ class ServerLoop : NotCopied {
 
     // Returns the answer of a request, which run() makes. The route "forget" waits until no slot works, and forgets
     // what the slots hold; the caller may use the contexts from then on, until the next request. Any thread may call
-    // it. Throws InputError for sampling parameters that are invalid.
+    // it.
     std::unique_ptr<LoopResponse> begin(const LoopRequest & request);
+    // Returns a text, which begins with LoopText::begin(). Any thread may call it. Throws InputError for sampling
+    // parameters that are invalid.
+    std::unique_ptr<LoopText> generate(TextRequest request);
 
     // Sets the callbacks. Must not be called while a request is answered.
     void set_listeners(const Listeners & listeners, LoopListeners more);

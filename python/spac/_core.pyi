@@ -1162,20 +1162,43 @@ class LoopResponse:
         """True if `next` returns the body part by part."""
     def next(self) -> bytes | None:
         """Return the next part of a stream, or None at its end."""
-    @property
-    def number(self) -> int:
-        """The number of a request of `ServerLoop.generate`, which `text_begin` receives; 0 for others."""
-    def steps(self) -> list[SequenceStep]:
-        """Return the steps of `ServerLoop.generate` since the last call. Any thread may call this."""
-    def raise_fault(self) -> None:
-        """Raise why a decode of `ServerLoop.generate` failed; do nothing otherwise. Any thread may call this.
-
-        The error is DeviceError, OutOfMemoryError, or SpacError for logits that are no finite numbers.
-        """
     def cancel(self) -> None:
         """Let `run` and `next` return soon."""
     def close(self) -> None:
         """Cancel, wait for a call that runs, and free what the answer holds of the server."""
+
+class TextNews:
+    """What has become of a text since its reader asked."""
+
+    @property
+    def steps(self) -> list[SequenceStep]:
+        """Its steps, the oldest first."""
+    @property
+    def progress(self) -> list[tuple[int, int]]:
+        """The tokens of its prompt that were done after each batch, and those of them from the memory."""
+    @property
+    def is_over(self) -> bool:
+        """True if the loop has ended the text by itself."""
+    @property
+    def is_stopped(self) -> bool:
+        """True if the text was cancelled, or the loop is closed."""
+
+class LoopText:
+    """A text that the loop makes for this process. One thread at a time reads it."""
+
+    @property
+    def number(self) -> int:
+        """The number that `text_begin` receives, at least 1."""
+    def begin(self) -> None:
+        """Ask the loop for the text, once. Raise InputError for a prompt that is refused."""
+    def next(self) -> TextNews:
+        """Wait for news, and return them.
+
+        Raise what has ended the text when all news are read: InputError for what is refused, DeviceError or
+        OutOfMemoryError for a decode that failed, and SpacError.
+        """
+    def cancel(self) -> None:
+        """End the text. `begin` and `next` return soon. Any thread may call this."""
 
 class Gate:
     """A lock that a ServerLoop holds while it drafts, decodes and calls `verify_end` and `step_end`.
@@ -1256,13 +1279,23 @@ class ServerLoop:
         this graph, it is called again with its tokens in place of 0, and a smaller one is tried. The graphs
         of the context's n_ubatch are the last resort. "prompt_tail" comes when a prompt was evaluated.
         """
-    def generate(self, body: bytes, *, n_unseen: int = 0, n_top: int = -1, **sampling: Any) -> LoopResponse:
-        """Return the answer of a completion, whose `steps` have its tokens.
+    def generate(
+        self,
+        tokens: Int32Array,
+        *,
+        images: ImagePrompt | None = None,
+        limit: int = -1,
+        n_unseen: int = 0,
+        n_top: int = -1,
+        **sampling: Any,
+    ) -> LoopText:
+        """Return a text behind a prompt of int32 tokens [n], or behind `images`. Any thread may call this.
 
-        `sampling` are those of `_Sampling`, which take the place of those of the body. Penalties
-        do not look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. Raise
+        `limit` is the most tokens, -1 for any number. `sampling` are those of `_Sampling`. Penalties do not
+        look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. Raise
         InputError for invalid parameters, and after `close`.
         """
+
     def keep_draft_routes(self, keeps: bool) -> None:
         """Set whether draft events have `routes`; those of several slots stand behind each other.
 

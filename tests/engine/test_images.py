@@ -108,8 +108,7 @@ def test_the_same_text_beside_others(name, files, expected):
         assert found == [tokens] * 3
         assert plain.result() == text
         broken = engine.image_prompt(b"\xff ".decode("utf-8", "surrogateescape") + PROMPT, IMAGES)
-        with pytest.raises(InputError, match="must be text in UTF-8"):
-            "".join(engine.generate(broken, 2))
+        assert len(list(engine.generate(broken, 2))) == 2, "a text may have any bytes"
 
 
 def test_what_an_image_shows_matters(files):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 def test_sampling(lab: Lab, target: Path, params: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        lab.engine(target).loop.generate(b"{}", **params)
+        lab.engine(target).loop.generate(np.zeros(1, np.int32), **params)
     assert "\n" not in str(caught.value)
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from spac import _core
-from spac.errors import Cancelled, InputError, OutOfMemoryError, SpacError, one_line
+from spac.errors import Cancelled, InputError, SpacError, one_line
 from spac.machine.arrays import Int32Array
 from spac.model.c_api import TokenArray
 
-T = TypeVar("T")
 Beginnings = dict[int, Callable[[], object]]
 """The functions that a loop calls when it begins a sequence, by the number of its request."""
 _OWN = (
@@ -63,11 +60,11 @@ class LoopSequence:
         """The number of tokens of the prompt that did not have to be evaluated."""
         self.own_counts = Counter(dict.fromkeys(_OWN, 0))
         """The counts of its own tokens' experts, in the steps that its reader has taken."""
-        self._answer: _core.LoopResponse | None = None
+        self._text: _core.LoopText | None = None
         self._steps: deque[_core.SequenceStep] = deque()
         self._probabilities: tuple[Any, Any, Any] | None = None
         self._end: _Full | SpacError | None = None
-        self._is_cancelled = self._calls = False
+        self._is_cancelled = False
 
     def prefill(
         self,
@@ -82,41 +79,25 @@ class LoopSequence:
 
         Raise InputError if the prompt or the sampling is refused, Cancelled, and other errors of the loop.
         """
-        body = {
-            "prompt": tokens.tolist() if images is None else _with_images(images), "stream": True,
-            "n_predict": -1 if self.limit is None else self.limit, "return_progress": True,
-            "sse_ping_interval": -1,
-        }  # fmt: skip
         try:
-            self._answer = answer = self._loop.generate(
-                json.dumps(body).encode(), n_unseen=n_unseen, n_top=self._n_top, **self._sampling
-            )
+            self._text = text = self._loop.generate(
+                tokens, images=images, limit=-1 if self.limit is None else self.limit, n_unseen=n_unseen,
+                n_top=self._n_top, **self._sampling
+            )  # fmt: skip
         except InputError:
             if self._is_cancelled:  # by closing the engine
                 raise Cancelled("cancelled") from None
             raise
-        self._beginnings[answer.number] = begin
+        self._beginnings[text.number] = begin
         try:
-            self._call(answer.run)
-            self._read_prompt(len(tokens), progress)
+            text.begin()
+            while not self._steps and self._end is None:
+                self._read(progress, len(tokens))
         finally:
-            self._beginnings.pop(answer.number, None)
-
-    def _read_prompt(self, total: int, progress: Callable[[int, int], object] | None) -> None:
-        """Wait until the prompt is read, and take note of its progress."""
-        answer = self._answer
-        assert answer is not None
-        if not answer.is_stream:
-            raise _error_of(json.loads(answer.body)["error"]) if answer.body else Cancelled("cancelled")
-        while not self._steps and self._end is None:
-            part = self._read()
-            if (done := part.get("prompt_progress")) is not None:
-                before, self.n_past = self.n_past, done["processed"]
-                self.n_reused = done["cache"]
-                if progress is not None and before < self.n_past < total:
-                    progress(self.n_past, total)
-        self._raise()
-        self.n_past = total
+            self._beginnings.pop(text.number, None)
+        if not self._steps:
+            self._raise()
+        self.n_past = len(tokens)
 
     def step(self) -> _core.SequenceStep | _Full:
         """Return the next step's result, and wait for it. Raise Cancelled and other errors of the loop."""
@@ -146,66 +127,37 @@ class LoopSequence:
     def cancel(self) -> None:
         """End the sequence. A reader that waits gets Cancelled."""
         self._is_cancelled = True
-        if (answer := self._answer) is not None:
-            answer.cancel()
-            if not self._calls:  # Otherwise the reader closes it.
-                answer.close()
+        if (text := self._text) is not None:
+            text.cancel()
 
     def _raise(self) -> None:
         """Raise the error by which the loop ended the sequence, if it did."""
         if isinstance(self._end, SpacError):
             if (fault := self._fault()) is not None:
                 raise fault
-            if self._answer is not None:
-                self._answer.raise_fault()
             raise self._end
 
-    def _call(self, call: Callable[[], T]) -> T:
-        """Call a function of the answer. Raise Cancelled if the sequence was cancelled."""
-        assert self._answer is not None
-        self._calls = True
+    def _read(self, progress: Callable[[int, int], object] | None = None, total: int = 0) -> None:
+        """Wait for news of the text, and take note of them. Raise Cancelled if the sequence was cancelled.
+
+        `progress` is told how much of a prompt of `total` tokens is read.
+        """
+        assert self._text is not None
         try:
-            if not self._is_cancelled:
-                result = call()
-        finally:
-            self._calls = False
+            news = self._text.next()
+        except SpacError as error:
+            self._end = type(error)(one_line(str(error)))
+            news = None
         if self._is_cancelled:
-            self._answer.close()
             raise Cancelled("cancelled")
-        return result
-
-    def _read(self) -> dict[str, Any]:
-        """Wait for the next part of the answer, take the steps that were made, and return the part."""
-        assert self._answer is not None
-        data = self._call(self._answer.next)
-        self._steps.extend(self._answer.steps())
-        if data is None:
+        if news is None:
+            return
+        self._steps.extend(news.steps)
+        for done, self.n_reused in news.progress:
+            before, self.n_past = self.n_past, done
+            if progress is not None and before < done < total:
+                progress(done, total)
+        if news.is_stopped:
             self._end = Cancelled("the engine is closed")
-            return {}
-        part: dict[str, Any] = json.loads(data.removeprefix(b"data: "))
-        if "error" in part:
-            self._end = _error_of(part["error"])
-        elif part["stop"]:
+        elif news.is_over:
             self._end = _Full()
-        return part
-
-
-def _with_images(prompt: _core.ImagePrompt) -> dict[str, Any]:
-    """Return a prompt with images in the form of llama.cpp's server. Raise InputError if it is no text."""
-    try:
-        text = prompt.text.decode()
-    except UnicodeDecodeError:
-        raise InputError("a prompt with images must be text in UTF-8") from None
-    return {"prompt_string": text, "multimodal_data": [b64encode(each).decode() for each in prompt.files]}
-
-
-def _error_of(error: Mapping[str, Any]) -> SpacError:
-    """Return the error that llama.cpp's server answers with."""
-    code, message = error["code"], one_line(error["message"])
-    if code == 503:
-        return Cancelled("the engine is closed")
-    if code < 500:
-        return InputError(message)
-    if "needs more memory than" in message:
-        return OutOfMemoryError(message)
-    return SpacError(message)
