@@ -163,6 +163,11 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
     try {
         if (drafts_ == nullptr) {
             run();
+            for (const auto & each : requests) { // llama.cpp's n-grams have their own least lengths
+                if (static_cast<int>(each.draft->size()) < least_draft_) {
+                    each.draft->clear();
+                }
+            }
         } else {
             ParallelDrafts::OnToken on_token;
             if (listeners_.draft_token) {

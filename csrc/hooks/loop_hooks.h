@@ -55,6 +55,8 @@ class LoopHooks : NotCopied {
     // Lets spac's drafts take the place of those of llama.cpp's loop. They evaluate a token of the draft model once,
     // and none while nothing is drafted.
     void set_drafts(std::unique_ptr<ParallelDrafts> drafts) { drafts_ = std::move(drafts); }
+    // Lets shorter drafts of llama.cpp's loop be dropped.
+    void set_least_draft(int n_tokens) { least_draft_ = n_tokens; }
     // Sets the callbacks. Must not be called while a request is answered.
     void set_listeners(const Listeners & listeners, LoopListeners more);
 
@@ -122,6 +124,7 @@ class LoopHooks : NotCopied {
     int                                       n_slots_;
     ExpertDemand                              demand_;
     PromptGraph                               graph_;
+    int                                       least_draft_ = 0;
     std::unique_ptr<ParallelDrafts>           drafts_; // null: llama.cpp's loop drafts
     Listeners                                 listeners_;
     LoopListeners                             more_;

@@ -367,6 +367,7 @@ struct ServerLoop::Impl {
           draft{nullptr, static_cast<llama_context *>(config.session.draft_ctx)},
           hooks(target.context, config.session.experts, config.session.trace, config.gate, params.n_parallel,
                 params.n_parallel * (1 + std::max(0, config.session.draft.n_max))) {
+        hooks.set_least_draft(config.session.draft.n_min);
         target.model = const_cast<llama_model *>(llama_get_model(target.context));
         std::vector<float> scales;
         for (const auto & each : config.adapters) {

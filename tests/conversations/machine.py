@@ -74,8 +74,9 @@ class Fresh:
 
     def is_finite(self, setup: Setup, request: Request) -> bool:
         """Return False if the model computes numbers that are not finite, so that an error is right."""
-        top = self.answer(setup, replace(request, way="logprobs")).top
-        return min((each for row in top for each in row), default=0) > IMPOSSIBLE
+        answer = self.answer(setup, replace(request, way="logprobs"))
+        least = min((each for row in answer.top for each in row), default=0)
+        return answer.reason != NO_NUMBERS and least > IMPOSSIBLE
 
 
 class Enough(KeyboardInterrupt):

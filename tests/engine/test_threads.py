@@ -50,6 +50,22 @@ def read(engine: Engine, prompt: list[int]) -> list[int]:
     return generation.tokens
 
 
+def test_python_keeps_the_state_of_the_loops_thread() -> None:
+    """Making it anew for each call of a listener costs more than most listeners."""
+    kept, counts = threading.local(), []
+
+    def count(*_: object) -> None:
+        kept.n = getattr(kept, "n", 0) + 1
+        counts.append(kept.n)
+
+    with Engine(config()) as engine:
+        engine.loop.on("step_end", count)
+        "".join(engine.generate(PROMPTS[0], 8))
+        "".join(engine.generate(PROMPTS[1], 8))
+    assert len(counts) >= 16
+    assert counts == list(range(1, len(counts) + 1))
+
+
 @pytest.mark.parametrize("parallel", [1, 3])
 @pytest.mark.parametrize("after", [1, 5])
 def test_closing_ends_the_generations_of_other_threads(parallel: int, after: int) -> None:

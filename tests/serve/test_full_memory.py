@@ -11,6 +11,7 @@ import pytest
 from spac._core import LoopResponse
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions
+from spac.errors import OutOfMemoryError
 from tests.serve.test_loop import DRAFTS, PROMPTS, config
 
 CTX = 512
@@ -86,3 +87,15 @@ def test_a_prompt_that_does_not_fit_beside_an_answer_is_refused(draft: str) -> N
             parts = [json.loads(line.partition(b": ")[2]) for line in lines if line]
             assert "".join(each["content"] for each in parts) == expected
         assert said(asked(engine, other))[1] == text
+
+
+def test_a_text_of_this_process_that_does_not_fit_beside_another_says_so() -> None:
+    with Engine(replace(config(), ctx=CTX)) as engine:
+        prompt, other = long_prompt(30), "\n" + long_prompt(60)
+        expected, text = ("".join(engine.generate(each, N)) for each in (prompt, other))
+        first = engine.generate(prompt, N)
+        begun = next(first)
+        with pytest.raises(OutOfMemoryError, match=FULL):
+            "".join(engine.generate(other, N))
+        assert begun + "".join(first) == expected
+        assert "".join(engine.generate(other, N)) == text

@@ -66,6 +66,19 @@ def test_a_draft_is_greedy_and_ends_at_an_improbable_token(lab: Lab, target: Pat
     assert drafts_of(lab, target, **shorter)[0] == [], "a draft that is shorter is dropped"
 
 
+def test_a_shorter_draft_of_n_grams_is_dropped_too(lab: Lab, target: Path) -> None:
+    def lengths(least: int) -> set[int]:
+        engine, drafts = lab.engine(target, draft_type="ngram-cache", draft_length=16, draft_min=least), []
+        engine.loop.on("draft_end", lambda event: drafts.append(len(event.tokens)))
+        generate(engine, np.tile(prompt(7), 12), 150)
+        return set(drafts)
+
+    longest = max(lengths(0))
+    assert longest > 0
+    assert max(lengths(longest)) == longest
+    assert lengths(longest + 1) == {0}
+
+
 @pytest.mark.parametrize("which", ["target", "draft"])
 def test_a_larger_vocabulary_on_one_side(lab: Lab, target: Path, tiny_model: TinyModel, which: str) -> None:
     """Tokens that the other side does not have are drafted or sampled, and no call fails."""
