@@ -1,28 +1,27 @@
-"""Measure the host's time of a decode step on a card that takes none: `python -m bench.step_host --build FOLDER`.
+"""Measure the host's time of a decode step: `python -m bench.step_host --build FOLDER --target FILE`.
 
-The pretend card of tools/cuda_host has kernels that do nothing, so a step takes what the host does. FOLDER is
-a CUDA build of spac, or what `python -m tools.cuda_host --out FOLDER` has left. The model has narrow layers and
-the full vocabulary (`python -m tools.twin qwen3-30b-a3b --width 128 FILE` makes it).
+The pretend card of tools/cuda_host has kernels that take no time, so a step takes what the host needs. FOLDER
+is a CUDA build of spac, or what `python -m tools.cuda_host --out FOLDER` has left. The model has narrow
+layers and the full vocabulary (`python -m tools.twin qwen3-30b-a3b --width 128 FILE` makes it).
 
-The systems run in turns, each in a process of its own: the unpatched library in a loop of llama_decode and its
-own samplers (`llama.cpp`), spac without the split (`whole`), and with it, with all experts resident (`100%`)
-and with 17 % of them (`17%`), whose others the CPU computes. All sample greedily, then with the default
-sampler. A row has the median of the rounds in µs a step, its range, and the medians of the parts: llama.cpp's
-decode with the queues of the card, waits for it, the CPU's experts, sampling, the scheduler, and
-the rest, which is the loop, statistics and Python. --out writes the page, and its figures as JSON.
+The systems run in turns, each in a process of its own: the unpatched library in a loop of llama_decode and
+its own samplers (`llama.cpp`), spac without the split (`whole`), and with it, with all experts resident
+(`100%`) and with 17 % of them (`17%`), whose others the CPU computes. All sample greedily, then with the
+default sampler. A row has the median of the rounds in µs a step, its range, and the medians of the parts:
+llama.cpp's decode with what it queues on the card, the waits for it, the CPU's experts, sampling, the
+scheduler, and the rest, which is the loop, statistics and Python. --out writes the page, and its figures as
+JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,45 +40,6 @@ SYSTEMS: dict[str, dict[str, Any] | None] = {
 SAMPLERS = ("greedy", "default")
 PARTS = ("decode", "queues", "waits", "experts", "sampling", "scheduler", "rest")
 PROMPT = "Once upon a time there was a small fox who lived in the wood."
-SEED = 1
-
-
-def plain(model: str, sampler: str, n: int) -> dict[str, float]:
-    """Return the µs of a step of llama.cpp's decode and samplers, by part."""
-    api = importlib.import_module("llama_cpp.llama_cpp")
-    quiet = api.llama_log_callback(lambda *_: None)  # Python has to keep it
-    api.llama_log_set(quiet, None)
-    api.llama_backend_init()
-    loaded = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
-    params = api.llama_context_default_params()
-    params.n_ctx, params.n_threads, params.n_threads_batch = 1024, 1, 1
-    context = api.llama_init_from_model(loaded, params)
-    vocab = api.llama_model_get_vocab(loaded)
-    chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-    links = [api.llama_sampler_init_greedy()]
-    if sampler == "default":
-        links = [
-            api.llama_sampler_init_top_k(40), api.llama_sampler_init_top_p(0.95, 1),
-            api.llama_sampler_init_min_p(0.05, 1), api.llama_sampler_init_temp(0.8),
-            api.llama_sampler_init_dist(SEED),
-        ]  # fmt: skip
-    for link in links:
-        api.llama_sampler_chain_add(chain, link)
-    tokens = (api.llama_token * 256)()
-    n_prompt = api.llama_tokenize(vocab, PROMPT.encode(), len(PROMPT), tokens, 256, True, True)
-    api.llama_decode(context, api.llama_batch_get_one(tokens, n_prompt))
-    one, decode_s = (api.llama_token * 1)(), 0.0
-    for i in range(-8, n):
-        if i == 0:
-            begun, decode_s = time.perf_counter(), 0.0
-        one[0] = api.llama_sampler_sample(chain, context, -1)
-        before = time.perf_counter()
-        api.llama_decode(context, api.llama_batch_get_one(one, 1))
-        api.llama_synchronize(context)
-        decode_s += time.perf_counter() - before
-    step = (time.perf_counter() - begun) * 1e6 / n
-    decode = decode_s * 1e6 / n
-    return {"step": step, "decode": decode, "sampling": step - decode}
 
 
 def with_engine(model: str, sampler: str, n: int, options: dict[str, Any]) -> dict[str, float]:
@@ -87,7 +47,7 @@ def with_engine(model: str, sampler: str, n: int, options: dict[str, Any]) -> di
     from spac.config import EngineConfig, SamplingConfig
     from spac.engine import Engine
 
-    sampling = SamplingConfig(temp=0.0 if sampler == "greedy" else 0.8, seed=SEED, ignore_eos=True)
+    sampling = SamplingConfig(temp=0.0 if sampler == "greedy" else 0.8, seed=1, ignore_eos=True)
     config = EngineConfig(target=model, device="CUDA0", ctx=1024, threads=1, state="off", **options)
     with Engine(config) as engine:
         "".join(engine.generate(PROMPT, 32, sampling=sampling))
@@ -99,8 +59,8 @@ def with_engine(model: str, sampler: str, n: int, options: dict[str, Any]) -> di
         if (engine.experts is None) != (not options):
             raise InputError("; ".join(engine.notes))
     per_step = {
-        "step": stats.decode_s, "queues": queue_s, "waits": stats.host_wait_s, "experts": stats.host_compute_s,
-        "sampling": stats.sample_s, "scheduler": stats.scheduler_s,
+        "step": stats.decode_s, "queues": queue_s, "waits": stats.host_wait_s,
+        "experts": stats.host_compute_s, "sampling": stats.sample_s, "scheduler": stats.scheduler_s,
     }  # fmt: skip
     parts = {name: value * 1e6 / stats.steps for name, value in per_step.items()}
     verify = stats.verify_s * 1e6 / stats.steps
@@ -112,8 +72,11 @@ def ask(package: Path, system: str, model: Path, sampler: str, n: int) -> dict[s
     """Return the figures of a process that runs one system on the pretend card. Raise InputError."""
     code = [sys.executable, "-m", "bench.step_host", "--worker", system, "--target", str(model)]
     code += ["--sampler", sampler, "--tokens", str(n)]
+    if SYSTEMS[system] is None:
+        code = [sys.executable, "-m", "bench.plain_steps", str(model), PROMPT, sampler, str(n)]
     paths = f"{package}{os.pathsep}{ROOT}"
     environment = os.environ | {"PYTHONPATH": paths, "OMP_WAIT_POLICY": "passive"}
+    environment |= {"PRETEND_CUDA_EXECUTE": "", "PRETEND_CUDA_MEMORY_MB": "8000"}
     environment.pop("LLAMA_CPP_LIB_PATH", None)
     if SYSTEMS[system] is None:
         environment["LLAMA_CPP_LIB_PATH"] = str(package / "spac" / "lib" / "reference")
@@ -164,12 +127,7 @@ def main() -> int:
         if args.build is None:
             parser.error("--build is needed")
         return run_program(measure, args)
-    options = SYSTEMS[args.worker]
-    model = str(args.target)
-    if options is None:
-        print(json.dumps(plain(model, args.sampler, args.tokens)))
-    else:
-        print(json.dumps(with_engine(model, args.sampler, args.tokens, options)))
+    print(json.dumps(with_engine(str(args.target), args.sampler, args.tokens, SYSTEMS[args.worker] or {})))
     return 0
 
 
