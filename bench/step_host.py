@@ -5,8 +5,8 @@ is a CUDA build of spac, or what `python -m tools.cuda_host --out FOLDER` has le
 layers and the full vocabulary (`python -m tools.twin qwen3-30b-a3b --width 128 FILE` makes it).
 
 The systems run in turns, each in a process of its own: the unpatched library in a loop of llama_decode and
-its own samplers (`llama.cpp`), spac without the split (`whole`), and with it, with all experts resident
-(`100%`) and with 17 % of them (`17%`), whose others the CPU computes. All sample greedily, then with the
+its own samplers (`llama.cpp`), spac without the split, as it runs where all experts fit (`whole`), and with
+17 % of the experts resident (`17%`), where the CPU computes the others. All sample greedily, then with the
 default sampler. A row has the median of the rounds in µs a step, its range, and the medians of the parts:
 llama.cpp's decode with what it queues on the card, the waits for it, the CPU's experts, sampling, the
 scheduler, and the rest, which is the loop, statistics and Python. --out writes the page, and its figures as
@@ -33,7 +33,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS: dict[str, dict[str, Any] | None] = {
     "llama.cpp": None,
     "whole": {},
-    "100%": {"slots": "100%"},
     "17%": {"slots": "17%"},
 }
 """The systems, and the options of an engine; None for llama.cpp's own loop."""

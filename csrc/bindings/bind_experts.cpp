@@ -17,7 +17,8 @@ using spac::bindings::int32_view;
 
 namespace {
 
-py::dict stats_dict(const spac::ExpertStats & stats) {
+// Returns the counters by their names, and where there are several devices, those of each behind its name and a point.
+py::dict stats_dict(const spac::ExpertStats & stats, const std::vector<spac::ExpertDevice> & devices) {
     py::dict result;
 #define SPAC_STAT(name) result[#name] = stats.name
     SPAC_STAT(activations);
@@ -55,6 +56,16 @@ py::dict stats_dict(const spac::ExpertStats & stats) {
     SPAC_STAT(load_ns);
     SPAC_STAT(disk_bytes);
 #undef SPAC_STAT
+    for (size_t i = 0; devices.size() > 1 && i < devices.size(); ++i) {
+        const auto & device = devices[i];
+        const auto add = [&](const char * name, uint64_t value) { result[py::str(device.name + "." + name)] = value; };
+        add("activations", device.activations);
+        add("activations_hit", device.activations_hit);
+        add("uploads", device.uploads);
+        add("upload_bytes", device.upload_bytes);
+        add("upload_failures", device.upload_failures);
+        add("evictions", device.evictions);
+    }
     return result;
 }
 
@@ -249,7 +260,9 @@ void bind_experts(py::module_ & m) {
         .def("set_miss", &set_miss, py::arg("how"), py::arg("most_recent") = false)
         .def("stream_bytes", at_home(&Experts::stream_bytes), Release())
         .def_property_readonly("stats", [](const Experts & experts) {
-            return stats_dict(without_gil(experts, [&] { return experts.stats(); }));
+            const auto [stats, devices] =
+                without_gil(experts, [&] { return std::make_pair(experts.stats(), experts.devices()); });
+            return stats_dict(stats, devices);
         });
 
     py::class_<PyLoadScope>(m, "LoadScope",

@@ -733,7 +733,10 @@ class Experts:
     def trace(self) -> Trace: ...
     @property
     def stats(self) -> dict[str, int]:
-        """The counters since the model was loaded, by the names of ExpertStats (experts.h)."""
+        """The counters since the model was loaded, by the names of ExpertStats (experts.h).
+
+        Of several devices, those of each are there too, as "CUDA1.uploads".
+        """
 
 class HostBytes:
     """The bytes of experts in host memory."""

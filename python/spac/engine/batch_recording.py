@@ -11,7 +11,7 @@ from spac import _core
 from spac.engine.events import Events
 from spac.errors import InputError
 from spac.governor import Governor
-from spac.stats import Meter, device_counts
+from spac.stats import Meter
 from spac.stats.recording import Recorder
 
 StepObserver = Callable[[_core.ParallelStep, Mapping[int, int], float, Mapping[str, int]], object]
@@ -21,8 +21,8 @@ Counts = deque[dict[str, int]]
 
 
 def read_counts(experts: _core.Experts | None) -> dict[str, int]:
-    """Return the counters of the experts and of each device."""
-    return {} if experts is None else {**experts.stats, **device_counts(experts)}
+    """Return the counters of the experts; none without the split."""
+    return {} if experts is None else experts.stats
 
 
 class StepMeter:

@@ -100,9 +100,11 @@ class MemoryBudget:
         """
         now = monotonic() if now is None else now
         experts = self._pair.experts
-        if experts is None or now - self._looked < LOOK_S or not self._has_own_memory:
+        if experts is None or now - self._looked < LOOK_S:
             return
         self._looked = now
+        if not self._has_own_memory:
+            return
         devices, before = self._holders, experts.slots.n_slots
         pressed = [
             device for device in devices

@@ -13,7 +13,7 @@ from spac.errors import InputError
 from spac.llama_cpp_python.logprobs import Logprobs
 from spac.machine.device_memory import in_use
 from spac.model.c_api import TokenArray
-from spac.stats import Meter, RunStats, Setting, device_counts
+from spac.stats import Meter, RunStats, Setting
 
 if TYPE_CHECKING:
     from spac.engine import Engine
@@ -106,7 +106,7 @@ class LoopRun:
     ) -> None:
         self._setting, self._experts, self._logprobs = setting, experts, logprobs
         self._meter = Meter(prompt_tokens=n_prompt)
-        self._before = {**experts.stats, **device_counts(experts)} if experts is not None else {}
+        self._before = experts.stats if experts is not None else {}
         self.n_evaluated = 0
         """The number of tokens that were evaluated so far; the code that evaluates them counts them."""
 
@@ -142,7 +142,7 @@ class LoopRun:
     def stats(self) -> RunStats:
         """The statistics so far."""
         if self._experts is not None:
-            now = {**self._experts.stats, **device_counts(self._experts)}
+            now = self._experts.stats
             self._meter.experts = {name: value - self._before[name] for name, value in now.items()}
             self._meter.prompt_experts = self._meter.experts  # Only prompts use prefill streaming.
             self._meter.resident = self._experts.slots.n_resident

@@ -10,14 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spac.governor import ChosenLengths
 from spac.stats.prediction import PredictionStats
 from spac.stats.table import rows
-
-if TYPE_CHECKING:
-    from spac import _core
 
 SCHEMA = 1
 
@@ -287,16 +284,6 @@ class RunStats:
     def table(self) -> str:
         """Return the most important figures as lines of text."""
         return "\n".join(f"{name:<11} {value}" for name, value in rows(self))
-
-
-def device_counts(experts: _core.Experts) -> dict[str, int]:
-    """Return counters of each device by its name, of experts on several devices; none for one device."""
-    devices = experts.devices
-    return {
-        f"{device.name}.{name}": getattr(device, name)
-        for device in (devices if len(devices) > 1 else [])
-        for name in _OF_DEVICES
-    }
 
 
 _OF_DEVICES = ("activations", "activations_hit", "uploads", "upload_bytes", "upload_failures", "evictions")
