@@ -132,7 +132,6 @@ TextNews OwnRequest::next() {
 }
 
 void OwnRequest::stop() {
-    await(nullptr, -1); // another loop may have its results at the same place
     const std::lock_guard hold(lock_);
     stops_ = true;
     changed_.notify_all();

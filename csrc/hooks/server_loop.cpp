@@ -24,7 +24,6 @@
 #include <exception>
 #include <future>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -228,15 +227,16 @@ class Text : public LoopText, Cancelled {
     }
 
     uint64_t number() const override { return own_->number(); }
-    void     begin() override {
+
+    void begin() override {
         home_.check("the engine");
         const AbortGuard      guard;
         const std::lock_guard hold(lock_);
         if (is_cancelled_ || running_->stops()) {
-                own_->stop();
-                return;
+            own_->stop();
+            return;
         }
-        reader_.emplace(context_.get_response_reader());
+        reader_.reset(new server_response_reader(context_.get_response_reader()));
         server_task task(SERVER_TASK_TYPE_COMPLETION);
         task.id                     = reader_->get_new_id();
         task.tokens                 = prompt();
@@ -255,16 +255,17 @@ class Text : public LoopText, Cancelled {
     }
     void cancel() noexcept override {
         if (!home_.is_here()) { // a child of the process has none of the loop's threads
-            static_cast<void>(new std::optional<server_response_reader>(std::move(reader_)));
+            static_cast<void>(reader_.release());
             return;
         }
         own_->stop();
         const std::lock_guard hold(lock_);
         is_cancelled_ = true;
-        if (reader_) {
+        if (reader_ != nullptr) {
             reader_->received_count = own_->is_over() ? 1 : 0; // it posts what ends a task that runs
             reader_.reset();
         }
+        own_->await(nullptr, -1); // another loop may have its results at the same place
     }
 
   private:
@@ -287,17 +288,17 @@ class Text : public LoopText, Cancelled {
         }
     }
 
-    HomeProcess                           home_;
-    TextRequest                           request_;
-    std::shared_ptr<OwnRequest>           own_;
-    const common_params &                 params_; // of the loop, as the context: both live until `running_` stops
-    server_context &                      context_;
-    std::shared_ptr<mtmd_context>         projector_; // null: none
-    std::shared_ptr<RequestSettings>      settings_;
-    std::shared_ptr<Running>              running_;
-    std::mutex                            lock_; // of what follows
-    std::optional<server_response_reader> reader_;
-    bool                                  is_cancelled_ = false;
+    HomeProcess                             home_;
+    TextRequest                             request_;
+    std::shared_ptr<OwnRequest>             own_;
+    const common_params &                   params_; // of the loop, as the context: both live until `running_` stops
+    server_context &                        context_;
+    std::shared_ptr<mtmd_context>           projector_; // null: none
+    std::shared_ptr<RequestSettings>        settings_;
+    std::shared_ptr<Running>                running_;
+    std::mutex                              lock_; // of what follows
+    std::unique_ptr<server_response_reader> reader_;
+    bool                                    is_cancelled_ = false;
 };
 
 // Returns true if spac's drafts take the place of the loop's.
