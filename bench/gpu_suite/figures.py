@@ -67,6 +67,7 @@ FORMS: dict[str, dict[str, str]] = {
     "in place": {},
     "by copies": {"SPAC_FORM": "no-in-place"},
     "scheduler beside": {"SPAC_FORM": "schedule-beside"},
+    "scheduler between": {"SPAC_FORM": "no-schedule-beside"},
     "with 32 hardware queues": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
     "in place again": {},
 }

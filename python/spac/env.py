@@ -220,8 +220,9 @@ FORM = Parts(
         "copies go through a staging buffer, and prompts are slower. All drivers that can do this.",
         "lookahead": "Layers look ahead where --lookahead is not given. GPUs do this.",
         "whole": "A model whose experts all fit runs without the split, on GPUs with memory of their own.",
-        # No GPU has shown enough of the others to switch them on.
-        "schedule-beside": "The scheduler works on a thread of its own while the next step computes.",
+        "schedule-beside": "The scheduler works on a thread of its own while the next step computes. Without "
+        "a word, steps in turns decide if that is faster.",
+        # No GPU has shown enough of this one to switch it on.
         "upload-threads": "Threads bring experts of long prompts that are not pinned to pinned memory, where "
         "that is faster than the driver's way. The first such copy decides it.",
     },

@@ -17,6 +17,7 @@ from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch_recording import BatchRecording, Counts, StepMeter, read_counts
+from spac.engine.beside_trial import BesideTrial
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.events import Events
@@ -106,7 +107,8 @@ class Engine:
             if config.unused_options:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
-            self.events.beside = env.FORM.get("schedule-beside") is True
+            if (beside := env.FORM.get("schedule-beside")) is not False:
+                self.events.beside = BesideTrial(beside)
             self.events.driver = driver = expert_cache.attach(config.scheduler)
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
             expert_cache.update_streams()

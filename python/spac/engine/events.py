@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spac import _core
+from spac.engine.beside_trial import BesideTrial
 from spac.engine.followers import DraftFollower, StepFollower
 from spac.machine.arrays import Int32Array
 from spac.scheduler import Event, Plan
@@ -48,8 +49,8 @@ class _Verified(NamedTuple):
 class Events:
     """Passes the loop's events to the statistics, then to the scheduler, then to the listeners.
 
-    It subscribes only to events that one of them uses. Other events cost nothing. With `beside`, statistics
-    and scheduler get a verification on a thread of their own, while the next step computes.
+    It subscribes only to events that one of them uses. Other events cost nothing. Beside the steps,
+    statistics and scheduler get a verification on a thread of their own, while the next step computes.
     """
 
     def __init__(self, driver: Driver | None, timeline: Timeline | None = None) -> None:
@@ -66,10 +67,10 @@ class Events:
 
         The residency then does not depend on how long copies take.
         """
-        self.beside = False
-        """True if a scheduler that needs only verifications works while the next step computes.
+        self.beside: BesideTrial | None = None
+        """What says whether a scheduler that needs only verifications works while the next step computes.
 
-        Call `subscribe` after setting it.
+        None means never. Call `subscribe` after setting it.
         """
         self.after_step: list[Callable[[_core.Step], None]] = []
         """The callbacks at the end of every step. Without `beside`, they come after the scheduler.
@@ -109,7 +110,8 @@ class Events:
         # With `settled`, each plan is carried out before the next event.
         if scheduler is not None and scheduler.wants_draft_routes and self.settled is None:
             self._follower = DraftFollower(self._follow)
-        if self.beside and self.settled is None and wanted == {Event.START, Event.VERIFY_END}:
+        beside = self.beside is not None and self.settled is None
+        if beside and wanted == {Event.START, Event.VERIFY_END}:
             self._step_follower = StepFollower(self._consider)
 
         def on(event: str, call: Callable[..., None], *, is_used: bool) -> None:
@@ -211,10 +213,12 @@ class Events:
             demand = step.demand  # The property makes a new view of the loop's one buffer at each access.
             counts = step.n_drafted, step.n_verified, step.n_accepted
             about = before, self.n_text, self.prediction_stats
-            if self._step_follower is not None:
+            follower, beside = self._step_follower, self.beside
+            if follower is not None and beside is not None and beside.is_beside:
                 routes = driver.routes_of_step()
-                self._step_follower.show(_Verified(driver, demand.copy(), routes, *counts, *about))
+                follower.show(_Verified(driver, demand.copy(), routes, *counts, *about))
             else:
+                self.wait()
                 self._consider(_Verified(driver, demand, None, *counts, *about))
         for listener in self.after_step:
             listener(step)

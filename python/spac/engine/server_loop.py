@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +14,7 @@ from typing import Any
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine.batch_recording import StepMeter
+from spac.engine.beside_trial import BesideTrial
 from spac.engine.events import Events
 from spac.engine.loop_sequence import Beginnings
 from spac.engine.prompt_cache import cache_parameters
@@ -95,13 +97,16 @@ class _Hooks:
         say: Callable[[str], object],
         prepare: Callable[[], object],
         beginnings: Beginnings,
+        beside: BesideTrial | None,
     ) -> None:
-        self._prepare, self._beginnings = prepare, beginnings
+        self._prepare, self._beginnings, self._beside = prepare, beginnings, beside
         self._governor, self._steps, self._after, self._say = governor, steps, after, say
         self._lengths: dict[int, int] = {}
 
     def text_begin(self, number: int) -> None:
         """Prepare for a prompt, and tell the sequence that it begins."""
+        if self._beside is not None:
+            self._beside.pause()
         self._prepare()
         if (begin := self._beginnings.pop(number, None)) is not None:
             begin()
@@ -119,6 +124,11 @@ class _Hooks:
             self._governor.prompt(step.prefill_ns * 1e-9)
         if lengths and step.verified:
             self._governor.observe(lengths, step, seconds)
+        if self._beside is not None:
+            if step.verified and not step.n_prompt:
+                self._beside.observe(step.batch.n_verified, time.monotonic())
+            else:
+                self._beside.pause()
         try:
             self._after()
         except Exception as error:  # the loop cannot take it
@@ -170,7 +180,7 @@ def open_loop(
     )  # fmt: skip
     _open.add(loop)
     events.subscribe(loop)
-    hooks = _Hooks(governor, steps, after, say, prepare, beginnings)
+    hooks = _Hooks(governor, steps, after, say, prepare, beginnings, events.beside)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
     loop.on("text_begin", events.noting(hooks.text_begin))
