@@ -5,11 +5,11 @@
 #include "core/home_process.h"
 #include "hooks/given_models.h"
 #include "hooks/loop_hooks.h"
-#include "hooks/own_requests.h"
+#include "hooks/own_text.h"
 #include "hooks/request_settings.h"
+#include "hooks/running.h"
 
 #include "log.h"
-#include "mtmd-helper.h"
 #include "server-context.h"
 #include "session/big_stack.h"
 #include "session/draft_types.h"
@@ -24,7 +24,6 @@
 #include <exception>
 #include <future>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -84,41 +83,6 @@ void deep(const std::function<void()> & call) {
         throw InputError("there is no memory for a stack");
     }
 }
-
-// What a closing loop cancels.
-class Cancelled {
-  public:
-    virtual void cancel_now() noexcept = 0;
-
-  protected:
-    ~Cancelled() = default;
-};
-
-// The answers and texts that are not closed.
-class Running {
-  public:
-    void add(Cancelled & each) {
-        const std::lock_guard hold(lock_);
-        all_.insert(&each);
-    }
-    void remove(Cancelled & each) {
-        const std::lock_guard hold(lock_);
-        all_.erase(&each);
-    }
-    bool stops() const { return stops_.load(); }
-    void stop() {
-        stops_.store(true);
-        const std::lock_guard hold(lock_);
-        for (auto * const each : all_) {
-            each->cancel_now();
-        }
-    }
-
-  private:
-    std::mutex            lock_;
-    std::set<Cancelled *> all_;
-    std::atomic<bool>     stops_{false};
-};
 
 // An answer and what it needs until its end. It may outlive the server.
 class Response : public LoopResponse, Cancelled {
@@ -207,98 +171,6 @@ class Response : public LoopResponse, Cancelled {
     std::mutex                             lock_; // of what follows
     server_http_res_ptr                    response_;
     bool                                   has_more_ = true;
-};
-
-// A text and what it needs until its end. It may outlive the server.
-class Text : public LoopText, Cancelled {
-  public:
-    Text(TextRequest request, std::shared_ptr<OwnRequest> own, const common_params & params, server_context & context,
-         std::shared_ptr<mtmd_context> projector, std::shared_ptr<RequestSettings> settings,
-         std::shared_ptr<Running> running)
-        : request_(std::move(request)), own_(std::move(own)), params_(params), context_(context),
-          projector_(std::move(projector)), settings_(std::move(settings)), running_(std::move(running)) {
-        running_->add(*this);
-    }
-    ~Text() override {
-        if (home_.is_here()) {
-            running_->remove(*this);
-        }
-        cancel();
-    }
-
-    uint64_t number() const override { return own_->number(); }
-
-    void begin() override {
-        home_.check("the engine");
-        const AbortGuard      guard;
-        const std::lock_guard hold(lock_);
-        if (is_cancelled_ || running_->stops()) {
-            own_->stop();
-            return;
-        }
-        reader_.reset(new server_response_reader(context_.get_response_reader()));
-        server_task task(SERVER_TASK_TYPE_COMPLETION);
-        task.id                     = reader_->get_new_id();
-        task.tokens                 = prompt();
-        task.params.stream          = true;
-        task.params.return_progress = true;
-        task.params.n_predict       = request_.limit;
-        task.params.sampling        = own_->params();
-        task.params.speculative     = params_.speculative;
-        task.params.lora            = settings_->adapter_scales();
-        own_->await(&reader_->queue_results, task.id);
-        reader_->post_task(std::move(task));
-    }
-    TextNews next() override {
-        home_.check("the engine");
-        return own_->next();
-    }
-    void cancel() noexcept override {
-        if (!home_.is_here()) { // a child of the process has none of the loop's threads
-            static_cast<void>(reader_.release());
-            return;
-        }
-        own_->stop();
-        const std::lock_guard hold(lock_);
-        is_cancelled_ = true;
-        if (reader_ != nullptr) {
-            reader_->received_count = own_->is_over() ? 1 : 0; // it posts what ends a task that runs
-            reader_.reset();
-        }
-        own_->await(nullptr, -1); // another loop may have its results at the same place
-    }
-
-  private:
-    void cancel_now() noexcept override { cancel(); }
-
-    // Returns the tokens of the prompt. Throws InputError for images that cannot be read.
-    server_tokens prompt() const {
-        if (request_.images.empty() && request_.text.empty()) {
-            return {request_.tokens, projector_ != nullptr};
-        }
-        const RequestSettings::Reading in_loop(*settings_);
-        std::vector<raw_buffer>        files;
-        for (const auto & each : request_.images) {
-            files.emplace_back(each.begin(), each.end());
-        }
-        try {
-            return process_mtmd_prompt(projector_.get(), request_.text, files, mtmd_helper_init_opt_default());
-        } catch (const std::runtime_error & error) {
-            throw InputError(error.what());
-        }
-    }
-
-    HomeProcess                             home_;
-    TextRequest                             request_;
-    std::shared_ptr<OwnRequest>             own_;
-    const common_params &                   params_; // of the loop, as the context: both live until `running_` stops
-    server_context &                        context_;
-    std::shared_ptr<mtmd_context>           projector_; // null: none
-    std::shared_ptr<RequestSettings>        settings_;
-    std::shared_ptr<Running>                running_;
-    std::mutex                              lock_; // of what follows
-    std::unique_ptr<server_response_reader> reader_;
-    bool                                    is_cancelled_ = false;
 };
 
 // Returns true if spac's drafts take the place of the loop's.
@@ -521,9 +393,8 @@ std::unique_ptr<LoopResponse> ServerLoop::begin(const LoopRequest & request) {
 }
 
 std::unique_ptr<LoopText> ServerLoop::generate(TextRequest request) {
-    auto own = OwnRequest::begin(request.join, impl_->target.context);
-    return std::make_unique<Text>(std::move(request), std::move(own), impl_->params, *impl_->context, impl_->projector,
-                                  impl_->settings, impl_->running);
+    return make_text(std::move(request), {&impl_->params, impl_->context.get(), impl_->target.context, impl_->projector,
+                                          impl_->settings, impl_->running});
 }
 
 void ServerLoop::set_listeners(const Listeners & listeners, LoopListeners more) {
