@@ -152,7 +152,7 @@ void bind_server(py::module_ & m) {
         .def("begin", &LoopText::begin, py::call_guard<py::gil_scoped_release>())
         .def("next", &LoopText::next, py::call_guard<py::gil_scoped_release>())
         .def("cancel", &LoopText::cancel, py::call_guard<py::gil_scoped_release>());
-    py::class_<spac::TextNews>(m, "TextNews", "What has become of a text since its reader asked.")
+    py::class_<spac::TextNews>(m, "TextNews", "Holds what has become of a text since its reader asked.")
         .def_readonly("steps", &spac::TextNews::steps)
         .def_readonly("progress", &spac::TextNews::progress)
         .def_readonly("is_over", &spac::TextNews::is_over)

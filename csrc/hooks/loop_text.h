@@ -1,4 +1,4 @@
-// What the reader of a text of this process gets.
+// This header has the news that the reader of a text of this process gets.
 #pragma once
 
 #include "session/parallel.h"

@@ -1,4 +1,4 @@
-// A text of this process in llama.cpp's loop.
+// This header makes the texts of this process in llama.cpp's loop.
 #pragma once
 
 #include "hooks/request_settings.h"
@@ -14,7 +14,7 @@ struct server_context;
 
 namespace spac {
 
-// What the texts of one loop share. It is there until `running` stops.
+// The parts of a loop that its texts share. They are there until `running` stops.
 struct TextsOfLoop {
     const common_params *            params  = nullptr;
     server_context *                 context = nullptr;

@@ -1,4 +1,4 @@
-// What of a loop is not closed yet.
+// The list of a loop's answers and texts that are not closed. A loop that closes cancels them.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace spac {
 
-// What a closing loop cancels.
+// An answer or a text that a loop cancels when it closes.
 class Cancelled {
   public:
     virtual void cancel_now() noexcept = 0;

@@ -1171,7 +1171,7 @@ class LoopResponse:
         """Cancel, wait for a call that runs, and free what the answer holds of the server."""
 
 class TextNews:
-    """What has become of a text since its reader asked."""
+    """Holds what has become of a text since its reader asked."""
 
     @property
     def steps(self) -> list[SequenceStep]:

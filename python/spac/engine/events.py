@@ -68,7 +68,7 @@ class Events:
         The residency then does not depend on how long copies take.
         """
         self.beside: BesideTrial | None = None
-        """What says whether a scheduler that needs only verifications works while the next step computes.
+        """Decides whether a scheduler that needs only verifications works while the next step computes.
 
         None means never. Call `subscribe` after setting it.
         """
