@@ -1,5 +1,6 @@
 // Answers ggml's mul_mat and mul_mat_id (patches/0005-cpu-share-unpacking.patch): finds the rows in the operator's
 // tensors, and shares them out among the threads.
+#include "kernels/operator.h"
 #include "kernels/rows.h"
 #include "kernels/shares.h"
 
@@ -28,47 +29,30 @@ namespace {
 
 constexpr int64_t at_once = 16;   // rows of input
 constexpr int64_t cached  = 64;   // rows of weights at a time, if there are more rows of input than that
-constexpr int64_t last    = 16;   // rows at a run's end, before which the next run's beginning is fetched
-constexpr int     fetched = 8192; // bytes of that beginning
+constexpr size_t  fetched = 8192; // bytes of a run's beginning
 
-// An operator's weights: one matrix for each expert of mul_mat_id, or for each plane of mul_mat.
-class Operator {
+// One of ggml's operators: its weights have one matrix for each expert of mul_mat_id, or for each plane of mul_mat.
+class GgmlOperator : public Operator {
   public:
-    Operator(const ggml_tensor * dst, const void * wdata)
-        : dst_(dst), weights_(dst->src[0]), data_(static_cast<const char *>(wdata)),
+    GgmlOperator(const ggml_tensor * dst, const void * wdata)
+        : Operator(dst->src[0]), dst_(dst), data_(static_cast<const char *>(wdata)),
           row_(ggml_row_size(ggml_get_type_traits_cpu(weights_->type)->vec_dot_type, dst->src[1]->ne[0])) {}
-    virtual ~Operator() = default;
 
-    // Returns true if there are kernels for these weights and the rows of input have been quantized.
-    bool has_kernels(const void * wdata) const {
-        const Kernel & kernel = trusted_kernel(weights_->type);
-        return wdata != dst_->src[1]->data && kernel.block != 0 && weights_->ne[0] % kernel.block == 0;
-    }
-
-    virtual int64_t      n_matrices() const                      = 0;
-    virtual int64_t      n_inputs(int64_t matrix) const          = 0; // rows of input; 0: nothing to compute
-    virtual const char * weights(int64_t matrix) const           = 0;
-    virtual const char * input(int64_t matrix, int64_t i) const  = 0;
-    virtual char *       result(int64_t matrix, int64_t i) const = 0;
-
-    int64_t n_rows() const { return weights_->ne[1]; } // rows of a matrix
-    size_t  stride() const { return weights_->nb[1]; }
-    int64_t n() const { return weights_->ne[0]; }
-    int     type() const { return weights_->type; }
+    // Returns true if the rows of input have been quantized.
+    bool is_quantized() const { return data_ != dst_->src[1]->data; }
 
   protected:
     const ggml_tensor * dst_;
-    const ggml_tensor * weights_;
     const char *        data_; // quantized rows of input, without gaps
     size_t              row_;
 };
 
-class Experts : public Operator {
+class Experts : public GgmlOperator {
   public:
     // `counts` has each expert's number of pairs (place of the expert among the token's, token). `rows` has the pairs,
     // with n_pairs places for each expert. Experts with `too_many` or more are not computed.
     Experts(const ggml_tensor * dst, const void * wdata, const int64_t * counts, const int32_t * rows, int64_t too_many)
-        : Operator(dst, wdata), counts_(counts), rows_(rows), n_pairs_(dst->src[2]->ne[0] * dst->src[2]->ne[1]),
+        : GgmlOperator(dst, wdata), counts_(counts), rows_(rows), n_pairs_(dst->src[2]->ne[0] * dst->src[2]->ne[1]),
           n_places_(dst->src[1]->ne[1]), too_many_(too_many) {}
 
     int64_t      n_matrices() const override { return weights_->ne[2]; }
@@ -92,9 +76,9 @@ class Experts : public Operator {
     int64_t         n_pairs_, n_places_, too_many_;
 };
 
-class Planes : public Operator {
+class Planes : public GgmlOperator {
   public:
-    using Operator::Operator;
+    using GgmlOperator::GgmlOperator;
 
     int64_t      n_matrices() const override { return dst_->ne[2] * dst_->ne[3]; }
     int64_t      n_inputs(int64_t) const override { return dst_->ne[1]; }
@@ -122,88 +106,33 @@ bool computes(Dot dot, const Rows & rows) {
     }
 }
 
-// Multiplies rows `begin` to `end` of one matrix by all of its rows of input.
-void multiply(const Operator & it, int64_t matrix, int64_t begin, int64_t end) {
-    const int64_t  n_inputs = it.n_inputs(matrix);
-    const int64_t  block    = n_inputs > at_once ? cached : end - begin;
-    const Kernel & kernel   = trusted_kernel(it.type());
-    const Choice   chosen   = choice(it.type());
-    for (int64_t row = begin; row < end; row += block) {
-        for (int64_t first = 0; first < n_inputs; first += at_once) {
-            const int64_t n = std::min(at_once, n_inputs - first);
-            const void *  input[at_once];
-            float *       result[at_once];
-            for (int64_t k = 0; k < n; k++) {
-                input[k]  = it.input(matrix, first + k);
-                result[k] = reinterpret_cast<float *>(it.result(matrix, first + k)) + row;
-            }
-            const Rows rows = {it.n(),
-                               it.weights(matrix) + static_cast<size_t>(row) * it.stride(),
-                               it.stride(),
-                               std::min(block, end - row),
-                               input,
-                               result,
-                               n};
-            const Dot  dot  = kernel.dot[static_cast<size_t>(n == 1 ? chosen.one : chosen.several)];
-            if (!computes(dot, rows)) {
-                multiply_by_pairs(rows, it.type());
-            }
-        }
-    }
-}
-
-void fetch([[maybe_unused]] const char * address, [[maybe_unused]] size_t n_bytes) {
-#if defined(__SSE__)
-    for (size_t i = 0; i < n_bytes; i += 64) {
-        _mm_prefetch(address + i, _MM_HINT_T0);
-    }
-#endif
-}
-
 // Computes one thread's part.
-void compute(const Operator & it, int ith, int nth, std::atomic<int> & counter) {
-    Shares shares(it.n_matrices(), it.n_rows(), ith, nth, counter, [&](int64_t matrix) { return it.n_inputs(matrix); });
-    Run    run;
-    bool   more = shares.next(run);
-    while (more) {
-        const Run     now  = run;
-        const int64_t tail = std::max(now.begin, now.end - last);
-        multiply(it, now.matrix, now.begin, tail);
-        more = shares.next(run);
-        if (more) {
-            const size_t n_bytes = static_cast<size_t>(run.end - run.begin) * it.stride();
-            fetch(it.weights(run.matrix) + static_cast<size_t>(run.begin) * it.stride(),
-                  std::min<size_t>(fetched, n_bytes));
-        }
-        multiply(it, now.matrix, tail, now.end);
-    }
+void compute(const GgmlOperator & it, const ggml_tensor * weights, int ith, int nth, void * counter) {
+    Shares shares(it.n_matrices(), weights->ne[1], {ith, nth}, *static_cast<std::atomic<int> *>(counter), nth,
+                  [&](int64_t matrix) { return it.n_inputs(matrix); });
+    compute_shares(it, shares, [](const Run &) {});
 }
-
-std::atomic<int> & atomic_at(void * counter) { return *static_cast<std::atomic<int> *>(counter); }
 static_assert(sizeof(std::atomic<int>) == sizeof(int));
 
 // All threads have to return the same, so the result depends only on what they share.
 int64_t mul_mat_id(int ith, int nth, const ggml_tensor * dst, const void * wdata, const int64_t * counts,
                    const int32_t * rows, void * counter) {
-    // ggml's tiled path adds up in another order. It begins at this many rows, or at one for tests (ggml-cpu/tiled).
-    static const char * const forced   = std::getenv("GGML_CPU_TILED_MM_FORCE");
-    static const int64_t      tiled    = forced != nullptr && std::atoi(forced) == 1 ? 1 : 8;
-    const bool                is_tiled = ggml_get_type_traits_cpu(dst->src[0]->type)->vec_dot_type == GGML_TYPE_Q8_K;
-    const int64_t             too_many = is_tiled ? tiled : INT64_MAX;
-    const Experts             experts(dst, wdata, counts, rows, too_many);
-    if (!enabled() || !experts.has_kernels(wdata)) {
+    const int64_t too_many = tiled_rows(dst->src[0]->type);
+    const Experts experts(dst, wdata, counts, rows, too_many);
+    if (!enabled() || !experts.is_quantized() || !experts.has_kernels()) {
         return 0;
     }
-    compute(experts, ith, nth, atomic_at(counter));
+    compute(experts, dst->src[0], ith, nth, counter);
     return too_many;
 }
 
 bool mul_mat(int ith, int nth, const ggml_tensor * dst, const void * wdata, void * counter) {
     const Planes planes(dst, wdata);
-    if (!enabled() || !planes.has_kernels(wdata) || !computes_dense(planes.type(), planes.n_inputs(0))) {
+    if (!enabled() || !planes.is_quantized() || !planes.has_kernels() ||
+        !computes_dense(planes.type(), planes.n_inputs(0))) {
         return false;
     }
-    compute(planes, ith, nth, atomic_at(counter));
+    compute(planes, dst->src[0], ith, nth, counter);
     return true;
 }
 
@@ -233,4 +162,59 @@ const bool registered = [] {
 }();
 
 } // namespace
+
+void multiply(const Operator & it, int64_t matrix, int64_t begin, int64_t end) {
+    const int64_t  n_inputs = it.n_inputs(matrix);
+    const int64_t  block    = n_inputs > at_once ? cached : end - begin;
+    const Kernel & kernel   = trusted_kernel(it.type());
+    const Choice   chosen   = choice(it.type());
+    for (int64_t row = begin; row < end; row += block) {
+        for (int64_t first = 0; first < n_inputs; first += at_once) {
+            const int64_t n = std::min(at_once, n_inputs - first);
+            const void *  input[at_once];
+            float *       result[at_once];
+            for (int64_t k = 0; k < n; k++) {
+                input[k]  = it.input(matrix, first + k);
+                result[k] = reinterpret_cast<float *>(it.result(matrix, first + k)) + row;
+            }
+            const Rows rows = {it.n(),
+                               it.weights(matrix) + static_cast<size_t>(row) * it.stride(),
+                               it.stride(),
+                               std::min(block, end - row),
+                               input,
+                               result,
+                               n};
+            const Dot  dot  = kernel.dot[static_cast<size_t>(n == 1 ? chosen.one : chosen.several)];
+            if (!computes(dot, rows)) {
+                multiply_by_pairs(rows, it.type());
+            }
+        }
+    }
+}
+
+void fetch([[maybe_unused]] const Operator & it, [[maybe_unused]] const Run & run) {
+#if defined(__SSE__)
+    const char * const begin   = it.weights(run.matrix) + static_cast<size_t>(run.begin) * it.stride();
+    const size_t       n_bytes = std::min(fetched, static_cast<size_t>(run.end - run.begin) * it.stride());
+    for (size_t i = 0; i < n_bytes; i += 64) {
+        _mm_prefetch(begin + i, _MM_HINT_T0);
+    }
+#endif
+}
+
+void quantize_row(int type, const float * x, void * y, int64_t n) {
+    if (type == GGML_TYPE_Q8_K) {
+        quantize(x, y, n);
+    } else {
+        ggml_get_type_traits_cpu(static_cast<ggml_type>(type))->from_float(x, y, n);
+    }
+}
+
+int64_t tiled_rows(int type) {
+    static const char * const forced = std::getenv("GGML_CPU_TILED_MM_FORCE"); // ggml-cpu/tiled; for tests
+    static const int64_t      first  = forced != nullptr && std::atoi(forced) == 1 ? 1 : 8;
+    const bool tiled = ggml_get_type_traits_cpu(static_cast<ggml_type>(type))->vec_dot_type == GGML_TYPE_Q8_K;
+    return tiled ? first : INT64_MAX;
+}
+
 } // namespace spac::kernels

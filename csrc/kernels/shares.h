@@ -16,18 +16,26 @@ struct Run {
     int64_t matrix, begin, end;
 };
 
+struct Thread {
+    int ith, nth; // its number, and the number of threads
+};
+
 // One thread's runs. `n_inputs(matrix)` returns the rows of input: a matrix with none is left out, one with more is
-// more work. All threads share one counter. It counts, from `nth` on, what has been taken of the rest.
+// more work. All threads share one counter. It counts, from `first` on, what has been taken of the rest. The bounds of
+// runs are multiples of `together`, or the matrix's end.
 template <class Inputs> class Shares {
   public:
-    Shares(int64_t n_matrices, int64_t n_rows, int ith, int nth, std::atomic<int> & counter, const Inputs & n_inputs)
-        : n_rows_(n_rows), nth_(nth), counter_(counter), n_inputs_(n_inputs) {
+    static constexpr int64_t together = 16; // kernels compute rows two at once, and ggml's activations 16
+
+    Shares(int64_t n_matrices, int64_t n_rows, Thread thread, std::atomic<int> & counter, int first,
+           const Inputs & n_inputs)
+        : n_rows_(n_rows), nth_(thread.nth), counter_(counter), first_(first), n_inputs_(n_inputs) {
         for (int64_t i = 0; i < n_matrices; i++) {
             total_ += work(i);
         }
-        has_rest_ = nth > 1 && total_ / nth_ / rest_share >= least_rest;
-        at_       = begin_of(ith);
-        end_      = own_end(ith);
+        has_rest_ = nth_ > 1 && total_ / nth_ / rest_share >= least_rest;
+        at_       = begin_of(thread.ith);
+        end_      = own_end(thread.ith);
     }
 
     // Sets `run` to the next run. Returns false if all rows are taken.
@@ -50,7 +58,6 @@ template <class Inputs> class Shares {
   private:
     static constexpr int64_t rest_share = 6; // one in so many parts of a stretch is its rest
     static constexpr int64_t pieces     = 4; // pieces of a rest
-    static constexpr int64_t together   = 8; // rows that stay together: kernels compute two at once
     static constexpr int64_t row_work   = 3; // work of reading a row of weights, in rows of input
     static constexpr int64_t least_rest = pieces * together * (row_work + 1); // a smaller one costs more to take
 
@@ -76,7 +83,7 @@ template <class Inputs> class Shares {
         if (!has_rest_) {
             return false;
         }
-        const int64_t n = counter_.fetch_add(1, std::memory_order_relaxed) - nth_;
+        const int64_t n = counter_.fetch_add(1, std::memory_order_relaxed) - first_;
         if (n >= pieces * nth_) {
             return false;
         }
@@ -91,6 +98,7 @@ template <class Inputs> class Shares {
 
     int64_t            n_rows_, nth_;
     std::atomic<int> & counter_;
+    int                first_;
     Inputs             n_inputs_;
     bool               has_rest_ = false;
     int64_t            total_ = 0, at_ = 0, end_ = 0;

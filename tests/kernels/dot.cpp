@@ -51,7 +51,8 @@ int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth,
     using Shares            = spac::kernels::Shares<decltype(inputs)>;
     std::vector<std::unique_ptr<Shares>> waiting;
     for (int i = 0; i < nth; i++) {
-        waiting.push_back(std::make_unique<Shares>(n_matrices, n_rows, i, nth, counter, inputs));
+        waiting.push_back(
+            std::make_unique<Shares>(n_matrices, n_rows, spac::kernels::Thread{i, nth}, counter, nth, inputs));
     }
     std::minstd_rand   random(seed);
     spac::kernels::Run run;

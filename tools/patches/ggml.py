@@ -53,6 +53,12 @@ ggml_tensor *  ggml_flash_attn_ext(ggml_context *, ggml_tensor * q, ggml_tensor 
 ggml_tensor *  ggml_add_id(ggml_context *, ggml_tensor * a, ggml_tensor * b, ggml_tensor * ids);
 ggml_tensor *  ggml_swiglu_split(ggml_context *, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor *  ggml_swiglu_oai(ggml_context *, ggml_tensor * a, ggml_tensor * b, float alpha, float limit);
+ggml_tensor *  ggml_swiglu(ggml_context *, ggml_tensor * a);
+ggml_tensor *  ggml_geglu_split(ggml_context *, ggml_tensor * a, ggml_tensor * b);
+ggml_tensor *  ggml_add(ggml_context *, ggml_tensor * a, ggml_tensor * b);
+ggml_tensor *  ggml_view_3d(ggml_context *, ggml_tensor *, int64_t, int64_t, int64_t, size_t nb1, size_t nb2,
+                            size_t offset);
+void           ggml_set_output(ggml_tensor *);
 ggml_cgraph *  ggml_new_graph(ggml_context *);
 void           ggml_build_forward_expand(ggml_cgraph *, ggml_tensor *);
 
