@@ -14,9 +14,11 @@
 
 namespace spac {
 namespace {
-// Most experts in a batch of copies. A batch is small, so that a stale plan is dropped soon. While one batch is copied,
-// the next is chosen and queued, so that the link always has work.
-constexpr size_t max_batch = 4;
+// Most experts in a batch of copies, and the time from which on a batch has no further expert. A batch is short, so that
+// a stale plan is dropped soon, and what is foreseen waits for few copies. While one batch is copied, the next is chosen
+// and queued, so that the link always has work.
+constexpr size_t  max_batch = 4;
+constexpr int64_t batch_ns  = 100'000;
 // Most bytes of pinned memory for experts under way. If experts are large, a batch has fewer of them.
 constexpr size_t max_ring_bytes = size_t{128} << 20;
 // Most slots that wait for their last launch at once. Evicting earlier than needed costs hits.
@@ -107,8 +109,9 @@ void Reconciler::work() {
             plan = residency.look();
         }
         take_hints(residency);
-        const auto actions =
-            residency.choose(*plan, owner_.cursor_.load(), {batch_size_, max_evictions}, timely(residency.foreseen()));
+        const size_t n_loads = std::clamp<size_t>(batch_ns / std::max<int64_t>(expert_ns_, 1), 1, batch_size_);
+        const auto   actions =
+            residency.choose(*plan, owner_.cursor_.load(), {n_loads, max_evictions}, timely(residency.foreseen()));
         {
             const std::lock_guard lock(owner_.mutex_); // short: the thread that decodes takes it in every layer
             loads = residency.begin(actions, retired);

@@ -161,10 +161,16 @@ void Chooser::choose(float * scores, int n_expert, int n_used, int32_t * chosen)
     if (n_groups_ > 1) {
         leave_groups_out(scores, n_expert);
     }
-    for (int n = 0; n < n_used; ++n) {
-        const auto best = std::max_element(scores, scores + n_expert);
-        chosen[n]       = static_cast<int32_t>(best - scores);
-        *best           = -std::numeric_limits<float>::infinity();
+    int n = 0; // experts in `chosen`, best first
+    for (int e = 0; e < n_expert; ++e) {
+        if (n == n_used && !(scores[e] > scores[chosen[n - 1]])) {
+            continue;
+        }
+        int at = n < n_used ? n++ : n - 1;
+        for (; at > 0 && scores[e] > scores[chosen[at - 1]]; --at) {
+            chosen[at] = chosen[at - 1];
+        }
+        chosen[at] = e;
     }
 }
 

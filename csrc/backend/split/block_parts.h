@@ -100,18 +100,15 @@ class HostPart : NotCopied {
     // Throws DeviceError if the CPU backend cannot be started.
     [[nodiscard]] std::unique_lock<std::mutex> start(ModelExperts & experts);
 
-    // Runs the host's part of an execution, whose ids and input are in staging. It counts the demand if `counts`. It
-    // chooses the rows that the device does not compute by the mask (null: all rows), and computes them into
-    // b.host_out. The other rows are zero there, unless the host has no rows at all. `wait_ns` is the time of the wait
-    // for ids and input.
+    // Runs the host's part of an execution, whose ids and input are in staging. It chooses the rows that the device
+    // does not compute by the mask (null: all rows), and computes them into b.host_out. The other rows are zero there,
+    // unless the host has no rows at all.
     struct Served {
         int         n_rows;
         ggml_status status;
         int64_t     ns; // time of computing
     };
-    // `resident` is the mask without the experts that were loaded for this execution.
-    Served serve(const SplitBlock & b, const Staging & s, const Mask * mask, const Mask * resident, bool counts,
-                 int64_t wait_ns);
+    Served serve(const SplitBlock & b, const Staging & s, const Mask * mask);
     // Zeroes all of b.host_out.
     static void clear(const SplitBlock & b);
 

@@ -53,16 +53,7 @@ std::unique_lock<std::mutex> HostPart::start(ModelExperts & experts) {
     return lock;
 }
 
-HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask, const Mask * resident,
-                                 bool counts, int64_t wait_ns) {
-    DemandCounter & demand = b.experts->demand;
-    if (!counts && b.layer >= 0 && demand.tail_tokens() > 0) {
-        demand.note_tail(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens());
-    }
-    if (counts) {
-        demand.count(b.layer, s.ids_of(b.block, 0), b.block.ids->nb[1], b.block.n_used(), b.block.n_tokens(),
-                     b.n_expert, mask, resident);
-    }
+HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask) {
     Served served = {select(b, s, mask), GGML_STATUS_SUCCESS, 0};
     if (served.n_rows > 0) {
         SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
@@ -72,9 +63,6 @@ HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const 
         served.status       = ggml_backend_graph_compute(threads_->cpu.get(), b.host_graph);
         served.ns           = ns_since(start);
         b.experts->counters.host_compute_ns += static_cast<uint64_t>(served.ns);
-    }
-    if (counts) {
-        demand.add_times(b.layer, wait_ns, served.ns);
     }
     return served;
 }

@@ -78,6 +78,14 @@ class SplitStream : NotCopied {
         bool                        counts; // false: the tail of a graph that does not count
     };
 
+    // An execution of a block with a host's part.
+    struct Executed {
+        SplitBlock *         b = nullptr;
+        std::vector<int32_t> ids; // [n_tokens, n_used]
+        bool                 counts  = false;
+        int64_t              wait_ns = 0; // for ids and input
+    };
+
     // A graph under way: the next block to queue, and the status.
     struct Course {
         SplitGraph *        g;
@@ -97,6 +105,7 @@ class SplitStream : NotCopied {
     void        run_ahead(Course & course);
     ggml_status serve_jobs(HostJob & last);
     ggml_status serve(const HostJob & job);
+    void        account(const HostJob & job);
     void        give_up(const HostJob & last, const Overdue & why);
     void        refuse_when_it_hangs() const;
     void        pass_gate();
@@ -118,6 +127,10 @@ class SplitStream : NotCopied {
     void        finish_queued();
     void        count_late();
 
+    static Executed executed_of(SplitBlock & b, const Staging & s, bool counts, int64_t wait_ns);
+    static void     note_chosen(const Executed & it);
+    static void     count(const Executed & it, const Mask * mask, const Mask * resident, int64_t host_ns);
+
     ComputeStream stream_; // the first member, since the others queue on it
     GraphCache    graphs_;
     HostPart      host_;
@@ -128,10 +141,12 @@ class SplitStream : NotCopied {
 
     const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: this context has no tap
 
-    bool ahead_      = false; // the graph under way is queued ahead
-    bool loads_      = false; // misses of the graph under way may be loaded within their layer
-    bool hangs_      = false;
-    bool late_masks_ = false; // ... with masks that are chosen as late as possible
+    bool     ahead_      = false; // the graph under way is queued ahead
+    bool     loads_      = false; // misses of the graph under way may be loaded within their layer
+    bool     hangs_      = false;
+    bool     late_masks_ = false; // ... with masks that are chosen as late as possible
+    Executed executed_;           // the last block with a job, and the time that the host computed
+    int64_t  host_ns_ = 0;
     // The last such mask, and the one before, which the device may still read. Only the thread that serves uses them.
     std::shared_ptr<const Mask> chosen_, chosen_before_;
     SplitBlock *                at_gate_      = nullptr; // the block that is queued up to its gate
@@ -143,9 +158,8 @@ class SplitStream : NotCopied {
     std::vector<LateIds>        late_;
 };
 
-// Does the host's part of looking ahead (lookahead.h), when a block's ids and scores have arrived: compares the
-// prediction for this block with the experts that its router chose, and then reports the experts that this
-// block used, and those that the later block is predicted to use.
+// Looks ahead (lookahead.h), when a block's scores have arrived: reports the experts that the later block is predicted
+// to use.
 void look_ahead(SplitBlock & b, const Staging & s);
 
 } // namespace spac

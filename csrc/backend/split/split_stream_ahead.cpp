@@ -74,6 +74,9 @@ ggml_status SplitStream::serve_jobs(HostJob & last) {
             const Timer timer(job.b->experts->counters.queue_ns); // a call of the device, counted like those that queue
             stream_.gate()->open(job.mark);
         }
+        if (status == GGML_STATUS_SUCCESS) {
+            account(job); // while the device computes
+        }
         jobs_.served(job);
     }
     return status;
@@ -129,14 +132,24 @@ ggml_status SplitStream::serve(const HostJob & job) {
     if (late_masks_ && job.b->layer >= 0) {
         experts.set_cursor(job.b->layer + 1);
     }
+    executed_ = executed_of(*job.b, *job.s, job.counts, wait_ns);
     if (late_masks_ && job.counts) {
         look_ahead(*job.b, *job.s);
     }
-    const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get(), job.mask.get(), job.counts, wait_ns);
+    const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get());
     if (served.n_rows == 0) {
         HostPart::clear(*job.b); // the join adds all rows, also stale ones
     }
+    host_ns_ = served.ns;
     return served.status;
+}
+
+// Counts what serve() has computed.
+void SplitStream::account(const HostJob & job) {
+    if (late_masks_ && job.counts) {
+        note_chosen(executed_);
+    }
+    count(executed_, job.mask.get(), job.mask.get(), host_ns_);
 }
 
 // Returns true if this graph can be launched ahead of the host.
@@ -200,15 +213,6 @@ void add_distinct(std::vector<int32_t> & list, const int32_t * ids, int n) {
     }
 }
 
-void compare(SplitBlock & b, const Staging & s) {
-    const int n_used = b.block.n_used();
-    for (size_t t = 0; t * n_used < b.foreseen.size(); ++t) {
-        const int32_t * chosen = s.ids_of(b.block, static_cast<int>(t));
-        b.experts->lookahead.compare(b.foreseen.data() + t * n_used, chosen, n_used);
-    }
-    b.foreseen.clear();
-}
-
 // Returns the experts that the later block is predicted to use, from trusted places only. All tokens' first places come
 // first.
 std::vector<int32_t> foresee(Foresight & foresight, const Staging & s) {
@@ -233,17 +237,22 @@ std::vector<int32_t> foresee(Foresight & foresight, const Staging & s) {
 
 void look_ahead(SplitBlock & b, const Staging & s) {
     b.experts->lookahead.note_layer(b.layer, Trace::now());
-    if (!b.foreseen.empty()) {
-        compare(b, s);
-    }
-    std::vector<int32_t> used;
-    for (int t = 0; t < b.block.n_tokens(); ++t) {
-        add_distinct(used, s.ids_of(b.block, t), b.block.n_used());
-    }
-    b.experts->note_used(b.layer, std::move(used));
     if (b.foresight) {
         b.experts->foresee(b.foresight->block->layer, foresee(*b.foresight, s));
     }
+}
+
+// Compares the prediction for this block with the experts that its router chose, and reports these.
+void SplitStream::note_chosen(const Executed & it) {
+    SplitBlock & b      = *it.b;
+    const auto   n_used = static_cast<size_t>(b.block.n_used());
+    for (size_t at = 0; at < b.foreseen.size(); at += n_used) {
+        b.experts->lookahead.compare(b.foreseen.data() + at, it.ids.data() + at, b.block.n_used());
+    }
+    b.foreseen.clear();
+    std::vector<int32_t> used;
+    add_distinct(used, it.ids.data(), static_cast<int>(it.ids.size()));
+    b.experts->note_used(b.layer, std::move(used));
 }
 
 } // namespace spac
