@@ -146,6 +146,19 @@ def test_a_failed_copy_is_drawn_as_one(tmp_path):
     assert all("failed" in event["name"] for event in failed)
 
 
+def test_a_slow_link_copies_one_expert_at_a_time(drawn, tmp_path):
+    """So what a layer foresees waits for two experts at most. A fast link copies several in a batch."""
+    _core.set_simulated_device(upload_gb_s=0.05)
+    try:
+        slow = Drawn(tmp_path / "run.json")
+    finally:
+        _core.set_simulated_device()
+    several = [event for event in slow.of("copy") if len(event["args"]["experts"]) > 1]
+    assert len(several) <= 2, "batches before the first copy's time is known"
+    assert len(slow.of("copy")) > 10
+    assert any(len(event["args"]["experts"]) > 1 for event in drawn.of("copy"))
+
+
 def test_a_streamed_prompt_shows_copies_beside_computing(tmp_path):
     """Two regions take turns. A region is filled after its last reader ends, and read when it is full."""
     _core.set_simulated_device(upload_gb_s=0.2)

@@ -37,7 +37,7 @@ A time that is hidden behind the CPU was measured as 0.
 """
 EAGER = 64
 """The number of first steps, which are all used. After them the learned costs are better than stored ones."""
-_EVERY = 4  # later, one step of this many is used, because learning takes time
+_EVERY = 8  # later, one step of this many is used, because learning takes time
 
 
 @dataclass(frozen=True, slots=True)
