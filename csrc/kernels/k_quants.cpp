@@ -85,6 +85,12 @@ template <class V> struct Q4K : WithMins<V, false> {
     using typename WithMins<V, false>::Head;
     using typename WithMins<V, false>::Part;
 
+    // Returns weights 32 i to 32 i + 31 of one row.
+    static __m256i weights(const Weights & x, int i) {
+        const __m256i bits = load32(x.qs + 32 * (i / 2));
+        return both(i % 2 ? right16<4>(bits) : bits, One::bytes(15));
+    }
+
     template <class X> static Part part(X x, const Head & w, int j) {
         const auto bits = V::ints([&](int r) { return load32(x(r).qs + 32 * j); });
         const auto low4 = V::bytes(15);
@@ -98,6 +104,13 @@ template <class V> struct Q5K : WithMins<V, true> {
     using typename WithMins<V, true>::Head;
     using typename WithMins<V, true>::Part;
 
+    // Returns weights 32 i to 32 i + 31 of one row.
+    static __m256i weights(const Weights & x, int i) {
+        const __m256i bits = load32(x.qs + 32 * (i / 2)), fifth = load32(x.qh);
+        return either(both(i % 2 ? right16<4>(bits) : bits, One::bytes(15)),
+                      both(i < 4 ? left16(fifth, 4 - i) : right16(fifth, i - 4), One::bytes(16)));
+    }
+
     template <class X> static Part part(X x, const Head & w, int j) {
         const auto bits = V::ints([&](int r) { return load32(x(r).qs + 32 * j); });
         // Bit i of these is the fifth bit of weights 32 i to 32 i + 31.
@@ -110,6 +123,59 @@ template <class V> struct Q5K : WithMins<V, true> {
                 {number<V>(w.scales, 2 * j), number<V>(w.scales, 2 * j + 1)}};
     }
 };
+
+// What q4_K and q5_K multiply one row of input by, for all rows of weights.
+struct OneInput {
+    static constexpr int most = 128; // blocks
+    __m128i              sums[most]; // of 32 inputs each
+    __m128               d[most];    // the scale, and the scale times -1
+
+    explicit OneInput(const block_q8_K * y, int64_t n) {
+        for (int64_t b = 0; b < n; b++) {
+            sums[b] = sums_of_32(y[b]);
+            d[b]    = _mm_setr_ps(y[b].d, -y[b].d, 0, 0);
+        }
+    }
+};
+
+// Multiplies rows of weights by one row of input, one after the other. A single token's kernels are bound by their
+// number of vector instructions. So what depends on the input alone is computed once, and not for every row of weights.
+template <template <class> class K, bool in_one_lane> bool one_input(const Rows & it) {
+    const int64_t n = it.n / QK_K;
+    if (it.n_inputs != 1 || n > OneInput::most) {
+        return dot<K, One>(it);
+    }
+    using Block      = typename K<One>::Weights;
+    const auto *   y = static_cast<const block_q8_K *>(it.inputs[0]);
+    const OneInput one(y, n);
+    for (int64_t row = 0; row < it.n_weights; row++) {
+        const auto * x    = reinterpret_cast<const Block *>(it.weights + static_cast<size_t>(row) * it.stride);
+        __m256       all  = _mm256_setzero_ps();
+        __m128       mins = _mm_setzero_ps();
+        for (int64_t b = 0; b < n; b++) {
+            const __m128i six   = scales_and_mins(x[b]);
+            const __m256i both6 = _mm256_broadcastsi128_si256(six);
+            __m256i       s[2]  = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                const __m256i q     = K<One>::weights(x[b], i);
+                const __m256i scale = _mm256_shuffle_epi8(both6, One::words(0x8000 + i));
+                s[i % 2]            = dot16(s[i % 2], scale, pairs8(q, load32(y[b].qs + 32 * i)));
+            }
+            __m128i m = _mm_madd_epi16(_mm_unpackhi_epi8(six, _mm_setzero_si128()), one.sums[b]);
+            if (in_one_lane) {
+                m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+                m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+            }
+            const __m128 d = _mm_mul_ps(_mm_cvtph_ps(load16(&x[b])), one.d[b]); // d and dmin
+            mins           = _mm_fmadd_ps(_mm_shuffle_ps(d, d, 0x55), _mm_cvtepi32_ps(m), mins);
+            all            = mul_add(_mm256_broadcastss_ps(d), to_float(add32(s[0], s[1])), all);
+        }
+        const __m256 wide  = _mm256_castps128_ps256(mins);
+        it.results[0][row] = sum8(all) + (in_one_lane ? _mm_cvtss_f32(mins) : sum4(wide));
+    }
+    return true;
+}
 
 template <class Lanes> struct Q6K {
     using V                    = Lanes;
@@ -329,8 +395,8 @@ template <class V> struct IQ4XS : Signed<V> {
 
 } // namespace
 
-const Kernel q4_K   = kernel<Q4K>();
-const Kernel q5_K   = kernel<Q5K>();
+const Kernel q4_K   = with_one<Q4K>(&one_input<Q4K, false>);
+const Kernel q5_K   = with_one<Q5K>(&one_input<Q5K, true>);
 const Kernel q6_K   = kernel<Q6K>();
 const Kernel q2_K   = kernel<Q2K>();
 const Kernel q3_K   = kernel<Q3K>();

@@ -81,15 +81,21 @@ template <class V, class Type> struct Blocks : Whole<V> {
     }
 };
 
+template <class Block> __m256i nibbles_of(const Block & x) {
+    return nibbles<One>([&](int) { return load16(x.qs); });
+}
+
 struct HalfScale {
     template <class V, class X> static typename V::F scale(X x) {
         return V::halves([&](int r) { return x(r).d; });
     }
 };
 
+// Each type's weights() are the numbers, and raised() are numbers that are larger by `raise`, so that none is negative.
 struct Q8_0 : HalfScale {
-    using Block                                           = block_q8_0;
-    static constexpr int                             sums = 1;
+    using Block               = block_q8_0;
+    static constexpr int sums = 1, raise = 128;
+    static __m256i       raised(const Block & x) { return exclusive(load32(x.qs), One::bytes(128)); }
     template <class V, class X> static typename V::I weights(X x) {
         return V::ints([&](int r) { return load32(x(r).qs); });
     }
@@ -97,15 +103,24 @@ struct Q8_0 : HalfScale {
 
 struct Q4_0 : HalfScale {
     using Block                                           = block_q4_0;
-    static constexpr int                             sums = 1;
+    static constexpr int                             sums = 1, raise = 8;
+    static __m256i                                   raised(const Block & x) { return nibbles_of(x); }
     template <class V, class X> static typename V::I weights(X x) {
         return sub8(nibbles<V>([&](int r) { return load16(x(r).qs); }), V::bytes(8));
     }
 };
 
 struct Q5_0 : HalfScale {
-    using Block                                           = block_q5_0;
-    static constexpr int                             sums = 1;
+    using Block               = block_q5_0;
+    static constexpr int sums = 1, raise = 16;
+    static __m256i       raised(const Block & x) {
+#ifdef SPAC_LANES_TWO
+        const __m256i low4 = nibbles_of(x);
+        return _mm256_mask_add_epi8(low4, _cvtu32_mask32(bits32(x.qh)), low4, One::bytes(16));
+#else
+        return either(nibbles_of(x), both(One::bits([&](int) { return bits32(x.qh); }), One::bytes(16)));
+#endif
+    }
     template <class V, class X> static typename V::I weights(X x) {
         const auto fifth = V::bits([&](int r) { return bits32(x(r).qh); });
         return either(nibbles<V>([&](int r) { return load16(x(r).qs); }), without(V::bytes(0xf0), fifth));
@@ -113,16 +128,22 @@ struct Q5_0 : HalfScale {
 };
 
 struct IQ4_NL : HalfScale {
-    using Block                                           = block_iq4_nl;
-    static constexpr int                             sums = 2;
+    using Block               = block_iq4_nl;
+    static constexpr int sums = 2, raise = 128;
+    static __m256i       raised(const Block & x) {
+              return shuffle8(exclusive(One::same16(load16(kvalues_iq4nl)), One::bytes(128)), nibbles_of(x));
+    }
     template <class V, class X> static typename V::I weights(X x) {
         return values<V>(kvalues_iq4nl, nibbles<V>([&](int r) { return load16(x(r).qs); }));
     }
 };
 
 struct MXFP4 {
-    using Block                                           = block_mxfp4;
-    static constexpr int                             sums = 2;
+    using Block               = block_mxfp4;
+    static constexpr int sums = 2, raise = 12;
+    static __m256i       raised(const Block & x) {
+              return shuffle8(_mm256_add_epi8(One::same16(load16(kvalues_fp4)), One::bytes(12)), nibbles_of(x));
+    }
     template <class V, class X> static typename V::I weights(X x) {
         return values<V>(kvalues_fp4, nibbles<V>([&](int r) { return load16(x(r).qs); }));
     }
@@ -228,6 +249,73 @@ struct Q5_1 {
     }
 };
 
+#ifdef SPAC_LANES_DOT8
+// A block of input for one_input().
+struct Raised {
+    float   d;
+    int8_t  q[32];
+    int32_t less[8]; // what raised weights add too much
+};
+
+// Multiplies rows of weights by one row of input. Raised weights need neither a sign nor a sum of their own, because
+// what they add too much depends on the input alone. ggml adds up all blocks of a row in one sum, for which each block
+// waits. So two rows that lie far apart are computed together, or one row where ggml has two sums.
+template <class Type, template <class> class K> bool one_input(const Rows & it) {
+    constexpr int sums = Type::sums, together = 4;
+    using Weights = typename K<One>::Weights;
+    if (it.n_inputs != 1) {
+        return unpack_and_dot<K, One>(it);
+    }
+    const int64_t n         = it.n / 32;
+    auto *        y         = static_cast<Raised *>(scratch(static_cast<size_t>(n) * sizeof(Raised)));
+    const auto *  inputs    = static_cast<const block_q8_0 *>(it.inputs[0]);
+    __m256i       not_ggmls = One::no_ints();
+    for (int64_t b = 0; b < n; b++) {
+        const __m256i q = load32(inputs[b].qs);
+        y[b].d          = from_half(inputs[b].d);
+        One::store(y[b].q, q);
+        One::store(y[b].less, sub32(One::no_ints(), dot8(One::no_ints(), One::bytes(Type::raise), q)));
+        not_ggmls = either(not_ggmls, _mm256_cmpeq_epi8(q, One::bytes(-128)));
+    }
+    if (_mm256_movemask_epi8(not_ggmls) != 0) {
+        return false;
+    }
+    const int64_t apart = it.n_weights / together;
+    const auto    rows  = [&](int64_t first, auto count) {
+        const Weights * x[count];
+        __m256          sum[count][sums];
+        for (int r = 0; r < count; r++) {
+            x[r] = reinterpret_cast<const Weights *>(it.weights + static_cast<size_t>(first + r * apart) * it.stride);
+            for (int i = 0; i < sums; i++) {
+                sum[r][i] = One::no_floats();
+            }
+        }
+        for (int64_t b = 0; b < n / sums; b++) {
+#pragma GCC unroll 2
+            for (int i = 0; i < sums; i++) {
+                const Raised & input = y[b * sums + i];
+                for (int r = 0; r < count; r++) {
+                    const auto &  w        = x[r][b].of[i];
+                    const __m256i products = dot8(load32(input.less), Type::raised(w), load32(input.q));
+                    const __m256  d        = Type::template scale<One>([&](int) -> const auto & { return w; });
+                    sum[r][i]              = mul_add(mul(One::same(input.d), d), to_float(products), sum[r][i]);
+                }
+            }
+        }
+        for (int r = 0; r < count; r++) {
+            it.results[0][first + r * apart] = sum8(sums == 1 ? sum[r][0] : kernels::add(sum[r][0], sum[r][sums - 1]));
+        }
+    };
+    for (int64_t row = 0; row < apart; row++) {
+        rows(row, std::integral_constant<int, together>());
+    }
+    for (int64_t row = apart * together; row < it.n_weights; row++) {
+        rows(row, std::integral_constant<int, 1>());
+    }
+    return true;
+}
+#endif
+
 template <class V> using Q8_0Kernel   = Blocks<V, Q8_0>;
 template <class V> using Q4_0Kernel   = Blocks<V, Q4_0>;
 template <class V> using Q5_0Kernel   = Blocks<V, Q5_0>;
@@ -246,11 +334,17 @@ void * scratch(size_t n_bytes) {
     return memory.data();
 }
 
-const Kernel q8_0   = unpacking<Q8_0Kernel>();
-const Kernel q4_0   = unpacking<Q4_0Kernel>();
-const Kernel q5_0   = unpacking<Q5_0Kernel>();
-const Kernel iq4_nl = unpacking<IQ4_NLKernel>();
-const Kernel mxfp4  = unpacking<MXFP4Kernel>();
+#ifdef SPAC_LANES_DOT8
+#define ONE(type, kernel) &one_input<type, kernel>
+#else
+#define ONE(type, kernel) &unpack_and_dot<kernel, One>
+#endif
+
+const Kernel q8_0   = unpacking<Q8_0Kernel>(ONE(Q8_0, Q8_0Kernel));
+const Kernel q4_0   = unpacking<Q4_0Kernel>(ONE(Q4_0, Q4_0Kernel));
+const Kernel q5_0   = unpacking<Q5_0Kernel>(ONE(Q5_0, Q5_0Kernel));
+const Kernel iq4_nl = unpacking<IQ4_NLKernel>(ONE(IQ4_NL, IQ4_NLKernel));
+const Kernel mxfp4  = unpacking<MXFP4Kernel>(ONE(MXFP4, MXFP4Kernel));
 const Kernel nvfp4  = unpacking<NVFP4>();
 const Kernel q4_1   = unpacking<Q4_1Kernel>();
 const Kernel q5_1   = unpacking<Q5_1Kernel>();

@@ -139,11 +139,11 @@ template <template <class> class K, class Lanes> bool unpack_and_dot(const Rows 
     return true;
 }
 
-template <template <class> class K> constexpr Kernel unpacking() {
+template <template <class> class K> constexpr Kernel unpacking(Dot one = &unpack_and_dot<K, One>) {
 #ifdef SPAC_LANES_TWO
-    return {{nullptr, &unpack_and_dot<K, One>, &unpack_and_dot<K, Two>}, K<One>::block};
+    return {{nullptr, one, &unpack_and_dot<K, Two>}, K<One>::block};
 #else
-    return {{nullptr, &unpack_and_dot<K, One>, nullptr}, K<One>::block};
+    return {{nullptr, one, nullptr}, K<One>::block};
 #endif
 }
 

@@ -129,6 +129,13 @@ template <template <class> class K> constexpr Kernel kernel() {
 #endif
 }
 
+// Returns the kernels with another function for the vectors of 256 bits.
+template <template <class> class K> constexpr Kernel with_one(Dot one) {
+    Kernel all                             = kernel<K>();
+    all.dot[static_cast<size_t>(Way::one)] = one;
+    return all;
+}
+
 } // namespace spac::kernels
 
 #endif // SPAC_LANES_ONE

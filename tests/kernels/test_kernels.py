@@ -201,6 +201,25 @@ def test_all_types_have_kernels_that_are_used(kernels: Kernels) -> None:
     assert {tuple(kernels.ways(kind)) for kind in KINDS} in ({(1,)}, {(1, 2)})
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_block", [3, 130])
+def test_any_length_of_rows(kernels: Kernels, kind: str, n_block: int) -> None:
+    """One row of input has kernels of its own for several types, up to a length. Weights are any bytes."""
+    rng, n_weight = np.random.default_rng(n_block), 13
+    number = kernels.types[kind]
+    n = n_block * kernels.c.kernel_block(number)
+    stride = kernels.ggml.ggml_row_size(number, n)
+    weights = rng.bytes(n_weight * stride)
+    multiplied = kernels.ggml.ggml_get_type_traits_cpu(number).vec_dot_type
+    for n_input in (1, 3):
+        inputs = kernels.quantized(multiplied, rng.standard_normal((n_input, n), np.float32))
+        theirs = kernels.theirs(kind, n, weights, inputs, n_input, stride)
+        for way in kernels.ways(kind):
+            ours = kernels.ours(kind, way, n, weights, inputs, n_input, stride)
+            assert ours is not None
+            assert_same(ours.reshape(theirs.shape), theirs)
+
+
 def test_512_bits_without_vnni_are_256_bits() -> None:
     """Such a build has the code of "256 bits", which the tests above and below run."""
     flags = [*SETS["256 bits"][0], *(f"-m{name}" for name in sorted(WIDE - {"avx512_vnni"}))]
