@@ -369,18 +369,22 @@ template <class V> struct IQ4XS : Signed<V> {
         typename V::F d;
     };
 
-    // A scale has six bits for every 32 weights, four in one place and two in another.
-    template <class X> static Head head(X x) {
-        const auto low    = right32(V::ints([&](int r) {
+    // Returns a scale for every 32 weights. It has six bits, four in one place and two in another.
+    template <class X> static typename V::I scales(X x) {
+        const auto low  = right32(V::ints([&](int r) {
                                      int l;
                                      std::memcpy(&l, x(r).scales_l, sizeof(l));
                                      return _mm256_set1_epi32(l);
                                  }),
-                                    V::same(_mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)));
-        const auto high   = right32(V::ints([&](int r) { return _mm256_set1_epi32(x(r).scales_h); }),
-                                    V::same(_mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14)));
-        const auto scales = either(both(low, V::ints32(15)), left32<4>(both(high, V::ints32(3))));
-        const auto words  = sub16(quarters<0x88>(pack32(scales, scales)), V::words(32));
+                                  V::same(_mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)));
+        const auto high = right32(V::ints([&](int r) { return _mm256_set1_epi32(x(r).scales_h); }),
+                                  V::same(_mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14)));
+        return sub32(either(both(low, V::ints32(15)), left32<4>(both(high, V::ints32(3)))), V::ints32(32));
+    }
+
+    template <class X> static Head head(X x) {
+        const auto all   = scales(x);
+        const auto words = quarters<0x88>(pack32(all, all));
         return {words, V::halves([&](int r) { return x(r).d; })};
     }
 
@@ -393,6 +397,46 @@ template <class V> struct IQ4XS : Signed<V> {
     }
 };
 
+#ifdef SPAC_LANES_DOT8
+// The same for iq4_xs, whose weights are raised above zero. What they add too much depends on the input alone.
+bool one_input_iq4_xs(const Rows & it) {
+    constexpr int most = 64; // blocks
+    const int64_t n    = it.n / QK_K;
+    if (it.n_inputs != 1 || n > most) {
+        return dot<IQ4XS, One>(it);
+    }
+    const auto *  y     = static_cast<const block_q8_K *>(it.inputs[0]);
+    const __m256i raise = One::bytes(128), none = One::no_ints();
+    const __m256i values = exclusive(One::same16(load16(kvalues_iq4nl)), raise);
+    __m256i       less[most * 8];
+    for (int64_t i = 0; i < 8 * n; i++) {
+        less[i] = sub32(none, dot8(none, raise, load32(y[i / 8].qs + 32 * (i % 8))));
+    }
+    for (int64_t row = 0; row < it.n_weights; row++) {
+        const auto * x   = reinterpret_cast<const block_iq4_xs *>(it.weights + static_cast<size_t>(row) * it.stride);
+        __m256       all = One::no_floats();
+        for (int64_t b = 0; b < n; b++) {
+            const __m256i scales = IQ4XS<One>::scales([&](int) -> const auto & { return x[b]; });
+            __m256i       s[2]   = {none, none};
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                const __m256i bits  = right64(One::same16(load16(x[b].qs + 16 * i)), _mm256_setr_epi64x(0, 0, 4, 4));
+                const __m256i q     = shuffle8(values, both(bits, One::bytes(15)));
+                const __m256i each  = dot8(less[8 * b + i], q, load32(y[b].qs + 32 * i));
+                const __m256i scale = _mm256_permutevar8x32_epi32(scales, One::ints32(i));
+                s[i % 2]            = add32(s[i % 2], _mm256_mullo_epi32(each, scale));
+            }
+            const __m256 d = One::same(y[b].d * from_half(x[b].d));
+            all            = mul_add(d, to_float(add32(s[0], s[1])), all);
+        }
+        it.results[0][row] = sum8(all);
+    }
+    return true;
+}
+#else
+constexpr Dot one_input_iq4_xs = &dot<IQ4XS, One>;
+#endif
+
 } // namespace
 
 const Kernel q4_K   = with_one<Q4K>(&one_input<Q4K, false>);
@@ -400,7 +444,7 @@ const Kernel q5_K   = with_one<Q5K>(&one_input<Q5K, true>);
 const Kernel q6_K   = kernel<Q6K>();
 const Kernel q2_K   = kernel<Q2K>();
 const Kernel q3_K   = kernel<Q3K>();
-const Kernel iq4_xs = kernel<IQ4XS>();
+const Kernel iq4_xs = with_one<IQ4XS>(one_input_iq4_xs);
 
 } // namespace spac::kernels
 
