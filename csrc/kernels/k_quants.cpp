@@ -183,7 +183,7 @@ template <class Lanes> struct Q6K {
     using Input                = block_q8_K;
     static constexpr int block = QK_K, parts = 4;
     struct Head {
-        typename V::I bytes, scales;
+        typename V::I pairs, scales; // pairs: even scales in a row's lower 128 bits, odd ones in its upper bits
         typename V::F d;
     };
     struct Part {
@@ -194,8 +194,10 @@ template <class Lanes> struct Q6K {
     };
 
     template <class X> static Head head(X x) {
+        const auto even   = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
         const auto scales = [&](int r) { return load16(x(r).scales); };
-        return {V::twice(scales), V::widen_i8(scales), V::floats([&](int r) { return from_half(x(r).d); })};
+        const auto pairs  = [&](int r) { return _mm_shuffle_epi8(load16(x(r).scales), even); };
+        return {V::widen_i8(pairs), V::widen_i8(scales), V::floats([&](int r) { return from_half(x(r).d); })};
     }
 
     // Returns weights 64 j to 64 j + 63.
@@ -208,7 +210,7 @@ template <class Lanes> struct Q6K {
         const auto high = V::ints([&](int r) { return load32(x(r).qh + 32 * (j / 2)); });
         const auto a = j % 2 ? high : left16<4>(high), b = j % 2 ? right16<2>(high) : left16<2>(high);
         return {{either(low(0), both(a, high2)), either(low(1), both(b, high2))},
-                {scale(w, 2 * j), scale(w, 2 * j + 1)}};
+                {number<V>(w.pairs, 2 * j), number<V>(w.pairs, 2 * j + 1)}};
     }
 
     static typename V::I dot(typename V::I s, const Part & w, const block_q8_K & y, int j) {
@@ -223,14 +225,6 @@ template <class Lanes> struct Q6K {
     }
 
     static float total(const Sum & sum, int r) { return sum8(V::row(sum.all, r)); }
-
-  private:
-    // Returns scales 2 i and 2 i + 1 in a vector. Each is for 16 weights, and thus for 8 of the 16-bit sums of pairs.
-    static typename V::I scale(const Head & w, int i) {
-        const auto two =
-            _mm256_setr_m128i(_mm_set1_epi8(static_cast<char>(2 * i)), _mm_set1_epi8(static_cast<char>(2 * i + 1)));
-        return low8_signed(shuffle8(w.bytes, V::same(two)));
-    }
 };
 
 // Returns a shuffle of bytes: the 16-bit pattern `first` in the lower 128 bits of a row, `second` in the upper ones.

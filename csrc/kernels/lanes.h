@@ -115,10 +115,8 @@ inline __m256i           right32(__m256i a, __m256i by) { return _mm256_srlv_epi
 inline __m256i low_words(__m256i a, __m256i b) { return _mm256_packus_epi32(a, b); }
 inline __m256i low_bytes(__m256i a, __m256i b) { return _mm256_packus_epi16(a, b); }
 // Shift by a number that is known once loops are unrolled.
-inline __m256i right16(__m256i a, int n) { return _mm256_srli_epi16(a, n); }
-inline __m256i left16(__m256i a, int n) { return _mm256_slli_epi16(a, n); }
-// Returns the lower eight of each 16 bits, as a signed number.
-inline __m256i               low8_signed(__m256i a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
+inline __m256i               right16(__m256i a, int n) { return _mm256_srli_epi16(a, n); }
+inline __m256i               left16(__m256i a, int n) { return _mm256_slli_epi16(a, n); }
 template <int order> __m256i shuffle32(__m256i a) { return _mm256_shuffle_epi32(a, order); } // within 128 bits
 template <int order> __m256i quarters(__m256i a) {
     return _mm256_permute4x64_epi64(a, order);
@@ -263,7 +261,6 @@ inline __m512i               low_words(__m512i a, __m512i b) { return _mm512_pac
 inline __m512i               low_bytes(__m512i a, __m512i b) { return _mm512_packus_epi16(a, b); }
 inline __m512i               right16(__m512i a, int n) { return _mm512_srl_epi16(a, _mm_cvtsi32_si128(n)); }
 inline __m512i               left16(__m512i a, int n) { return _mm512_sll_epi16(a, _mm_cvtsi32_si128(n)); }
-inline __m512i               low8_signed(__m512i a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
 template <int order> __m512i shuffle32(__m512i a) {
     return _mm512_shuffle_epi32(a, static_cast<_MM_PERM_ENUM>(order));
 } // within 128 bits
