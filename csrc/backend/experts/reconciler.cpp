@@ -14,9 +14,9 @@
 
 namespace spac {
 namespace {
-// Most experts in a batch of copies, and the time from which on a batch has no further expert. A batch is short, so that
-// a stale plan is dropped soon, and what is foreseen waits for few copies. While one batch is copied, the next is chosen
-// and queued, so that the link always has work.
+// Most experts in a batch of copies, and the time from which on a batch has no further expert. A batch is short, so
+// that a stale plan is dropped soon, and what is foreseen waits for few copies. While one batch is copied, the next is
+// chosen and queued, so that the link always has work.
 constexpr size_t  max_batch = 4;
 constexpr int64_t batch_ns  = 100'000;
 // Most bytes of pinned memory for experts under way. If experts are large, a batch has fewer of them.
