@@ -8,6 +8,7 @@
 #define GGML_COMMON_IMPL_C // defines its tables
 #include "ggml-common.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -29,17 +30,50 @@ template <class Block> __m128i scales_and_mins(const Block & x) {
 // Returns number i of 16-bit numbers in all places.
 template <class V> typename V::I number(typename V::I of, int i) { return shuffle8(of, V::words(0x0100 + 0x0202 * i)); }
 
-// Returns the sums of 32 inputs, from ggml's of 16.
-__m128i sums_of_32(const block_q8_K & y) {
-    const __m256i sums = load32(y.bsums);
-    return _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+// A block of input for q4_K and q5_K. It has what depends on the input alone, so that no row of weights computes it
+// anew.
+struct Summed {
+    int8_t  qs[QK_K]; // first, so that no vector of it crosses a line of the cache
+    __m128i sums;     // of 32 inputs each; ggml has those of 16
+    float   d, minus_d;
+    int64_t unused;
+};
+static_assert(sizeof(Summed) % 32 == 0);
+
+void unpack(Summed & to, const block_q8_K & from) {
+    const __m256i sums = load32(from.bsums);
+    to.sums            = _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    to.d               = from.d;
+    to.minus_d         = -from.d;
+    std::memcpy(to.qs, from.qs, sizeof(to.qs));
+}
+
+// Lets `compute` multiply unpacked rows of input.
+template <Dot compute> bool unpack_and(const Rows & it) {
+    const int64_t n = it.n / QK_K, most = std::min(it.n_inputs, at_a_time);
+    auto *        unpacked = static_cast<Summed *>(scratch(static_cast<size_t>(most * n) * sizeof(Summed)));
+    const void *  inputs[at_a_time];
+    for (int64_t first = 0; first < it.n_inputs; first += most) {
+        Rows part     = it;
+        part.inputs   = inputs;
+        part.results  = it.results + first;
+        part.n_inputs = std::min(it.n_inputs - first, most);
+        for (int64_t i = 0; i < part.n_inputs; i++) {
+            inputs[i] = unpacked + i * n;
+            for (int64_t b = 0; b < n; b++) {
+                unpack(unpacked[i * n + b], static_cast<const block_q8_K *>(it.inputs[first + i])[b]);
+            }
+        }
+        compute(part);
+    }
+    return true;
 }
 
 // Shared code of q4_K and q5_K: a scale and a minimum for every 32 weights. ggml adds up the products of q4_K's minima
 // in four lanes, those of q5_K's in one.
 template <class Lanes, bool in_one_lane> struct WithMins {
     using V                    = Lanes;
-    using Input                = block_q8_K;
+    using Input                = Summed;
     static constexpr int block = QK_K, parts = 4;
     struct Head {
         typename V::I scales, mins;
@@ -59,18 +93,18 @@ template <class Lanes, bool in_one_lane> struct WithMins {
         return {quarters<0x44>(six), quarters<0xee>(six), d, dmin};
     }
 
-    static typename V::I dot(typename V::I s, const Part & w, const block_q8_K & y, int j) {
+    static typename V::I dot(typename V::I s, const Part & w, const Summed & y, int j) {
         s = dot16(s, w.scale[0], pairs8(w.q[0], V::same(load32(y.qs + 64 * j))));
         return dot16(s, w.scale[1], pairs8(w.q[1], V::same(load32(y.qs + 64 * j + 32))));
     }
 
-    static void add(Sum & sum, const Head & w, typename V::I s, const block_q8_K & y) {
-        auto mins = pairs16(w.mins, V::same16(sums_of_32(y)));
+    static void add(Sum & sum, const Head & w, typename V::I s, const Summed & y) {
+        auto mins = pairs16(w.mins, V::same16(y.sums));
         if (in_one_lane) {
             mins = add32(mins, shuffle32<0x4e>(mins));
             mins = add32(mins, shuffle32<0xb1>(mins));
         }
-        sum.mins = mul_add(mul(V::same(-y.d), w.dmin), to_float(mins), sum.mins);
+        sum.mins = mul_add(mul(V::same(y.minus_d), w.dmin), to_float(mins), sum.mins);
         sum.all  = mul_add(mul(V::same(y.d), w.d), to_float(s), sum.all);
     }
 
@@ -124,30 +158,15 @@ template <class V> struct Q5K : WithMins<V, true> {
     }
 };
 
-// What q4_K and q5_K multiply one row of input by, for all rows of weights.
-struct OneInput {
-    static constexpr int most = 128; // blocks
-    __m128i              sums[most]; // of 32 inputs each
-    __m128               d[most];    // the scale, and the scale times -1
-
-    explicit OneInput(const block_q8_K * y, int64_t n) {
-        for (int64_t b = 0; b < n; b++) {
-            sums[b] = sums_of_32(y[b]);
-            d[b]    = _mm_setr_ps(y[b].d, -y[b].d, 0, 0);
-        }
-    }
-};
-
 // Multiplies rows of weights by one row of input, one after the other. A single token's kernels are bound by their
-// number of vector instructions. So what depends on the input alone is computed once, and not for every row of weights.
+// number of vector instructions. Here are fewer than for several rows of input.
 template <template <class> class K, bool in_one_lane> bool one_input(const Rows & it) {
-    const int64_t n = it.n / QK_K;
-    if (it.n_inputs != 1 || n > OneInput::most) {
+    if (it.n_inputs != 1) {
         return dot<K, One>(it);
     }
-    using Block      = typename K<One>::Weights;
-    const auto *   y = static_cast<const block_q8_K *>(it.inputs[0]);
-    const OneInput one(y, n);
+    using Block     = typename K<One>::Weights;
+    const int64_t n = it.n / QK_K;
+    const auto *  y = static_cast<const Summed *>(it.inputs[0]);
     for (int64_t row = 0; row < it.n_weights; row++) {
         const auto * x    = reinterpret_cast<const Block *>(it.weights + static_cast<size_t>(row) * it.stride);
         __m256       all  = _mm256_setzero_ps();
@@ -162,19 +181,28 @@ template <template <class> class K, bool in_one_lane> bool one_input(const Rows 
                 const __m256i scale = _mm256_shuffle_epi8(both6, One::words(0x8000 + i));
                 s[i % 2]            = dot16(s[i % 2], scale, pairs8(q, load32(y[b].qs + 32 * i)));
             }
-            __m128i m = _mm_madd_epi16(_mm_unpackhi_epi8(six, _mm_setzero_si128()), one.sums[b]);
+            __m128i m = _mm_madd_epi16(_mm_unpackhi_epi8(six, _mm_setzero_si128()), y[b].sums);
             if (in_one_lane) {
                 m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
                 m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1));
             }
-            const __m128 d = _mm_mul_ps(_mm_cvtph_ps(load16(&x[b])), one.d[b]); // d and dmin
-            mins           = _mm_fmadd_ps(_mm_shuffle_ps(d, d, 0x55), _mm_cvtepi32_ps(m), mins);
-            all            = mul_add(_mm256_broadcastss_ps(d), to_float(add32(s[0], s[1])), all);
+            const __m128 ds = _mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(&y[b].d)));
+            const __m128 d  = _mm_mul_ps(_mm_cvtph_ps(load16(&x[b])), ds); // d and dmin
+            mins            = _mm_fmadd_ps(_mm_shuffle_ps(d, d, 0x55), _mm_cvtepi32_ps(m), mins);
+            all             = mul_add(_mm256_broadcastss_ps(d), to_float(add32(s[0], s[1])), all);
         }
         const __m256 wide  = _mm256_castps128_ps256(mins);
         it.results[0][row] = sum8(all) + (in_one_lane ? _mm_cvtss_f32(mins) : sum4(wide));
     }
     return true;
+}
+
+template <template <class> class K, Dot one> constexpr Kernel unpacking() {
+#ifdef SPAC_LANES_TWO
+    return {{nullptr, &unpack_and<one>, &unpack_and<dot<K, Two>>}, QK_K};
+#else
+    return {{nullptr, &unpack_and<one>, nullptr}, QK_K};
+#endif
 }
 
 template <class Lanes> struct Q6K {
@@ -433,8 +461,8 @@ constexpr Dot one_input_iq4_xs = &dot<IQ4XS, One>;
 
 } // namespace
 
-const Kernel q4_K   = with_one<Q4K>(&one_input<Q4K, false>);
-const Kernel q5_K   = with_one<Q5K>(&one_input<Q5K, true>);
+const Kernel q4_K   = unpacking<Q4K, one_input<Q4K, false>>();
+const Kernel q5_K   = unpacking<Q5K, one_input<Q5K, true>>();
 const Kernel q6_K   = kernel<Q6K>();
 const Kernel q2_K   = kernel<Q2K>();
 const Kernel q3_K   = kernel<Q3K>();

@@ -9,6 +9,7 @@
 #include "ggml-common.h"
 
 #include <array>
+#include <cstdint>
 #include <vector>
 
 namespace spac::kernels {
@@ -328,10 +329,11 @@ template <class V> using Q5_1Kernel   = WithMin<V, Q5_1>;
 
 void * scratch(size_t n_bytes) {
     static thread_local std::vector<char> memory;
-    if (memory.size() < n_bytes) {
-        memory.resize(n_bytes);
+    constexpr size_t                      line = 64; // bytes of a line of the cache
+    if (memory.size() < n_bytes + line) {
+        memory.resize(n_bytes + line);
     }
-    return memory.data();
+    return memory.data() + (line - reinterpret_cast<uintptr_t>(memory.data()) % line) % line;
 }
 
 #ifdef SPAC_LANES_DOT8

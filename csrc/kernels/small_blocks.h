@@ -101,12 +101,6 @@ template <class Lanes> struct Whole {
     template <class Input> static typename V::I dot(typename V::I s, const Part &, const Input &, int) { return s; }
 };
 
-// Returns memory of this thread, valid until its next call.
-void * scratch(size_t n_bytes);
-
-// The number of inputs that are unpacked at a time, so that they stay in a processor's cache.
-constexpr int64_t at_a_time = 16;
-
 template <template <class> class K, class Lanes> bool unpack_and_dot(const Rows & rows) {
     using Input    = typename K<One>::Input;
     using Unpacked = std::remove_reference_t<decltype(Input().of[0])>;

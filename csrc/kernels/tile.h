@@ -23,6 +23,12 @@ namespace spac::kernels {
 // streams are fetched this many bytes ahead. A single stream gains nothing from that.
 constexpr int ahead = 2048;
 
+// Returns memory of this thread, valid until its next call. It begins with a line of the cache.
+void * scratch(size_t n_bytes);
+
+// The number of inputs that are unpacked at a time, so that they stay in a processor's cache.
+constexpr int64_t at_a_time = 16;
+
 // Returns the sum of n sums.
 template <int n, class I> I total(const I * s) {
     if constexpr (n == 4) {
