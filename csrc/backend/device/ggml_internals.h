@@ -1,5 +1,5 @@
 // ggml's public and internal headers in one place. The internal ones are not a stable interface. So spac compiles
-// against the exact pinned source, and no other file of the project includes them.
+// against the exact pinned source, and no other file of the backend includes them.
 #pragma once
 
 // clang-format off
