@@ -8,7 +8,6 @@
 #define GGML_COMMON_IMPL_C // defines its tables
 #include "ggml-common.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -33,6 +32,7 @@ template <class V> typename V::I number(typename V::I of, int i) { return shuffl
 // A block of input for q4_K and q5_K. It has what depends on the input alone, so that no row of weights computes it
 // anew.
 struct Summed {
+    using Block = block_q8_K;
     int8_t  qs[QK_K]; // first, so that no vector of it crosses a line of the cache
     __m128i sums;     // of 32 inputs each; ggml has those of 16
     float   d, minus_d;
@@ -40,34 +40,16 @@ struct Summed {
 };
 static_assert(sizeof(Summed) % 32 == 0);
 
-void unpack(Summed & to, const block_q8_K & from) {
+__m256i unpack(Summed & to, const block_q8_K & from) {
     const __m256i sums = load32(from.bsums);
     to.sums            = _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     to.d               = from.d;
     to.minus_d         = -from.d;
     std::memcpy(to.qs, from.qs, sizeof(to.qs));
+    return One::no_ints();
 }
 
-// Lets `compute` multiply unpacked rows of input.
-template <Dot compute> bool unpack_and(const Rows & it) {
-    const int64_t n = it.n / QK_K, most = std::min(it.n_inputs, at_a_time);
-    auto *        unpacked = static_cast<Summed *>(scratch(static_cast<size_t>(most * n) * sizeof(Summed)));
-    const void *  inputs[at_a_time];
-    for (int64_t first = 0; first < it.n_inputs; first += most) {
-        Rows part     = it;
-        part.inputs   = inputs;
-        part.results  = it.results + first;
-        part.n_inputs = std::min(it.n_inputs - first, most);
-        for (int64_t i = 0; i < part.n_inputs; i++) {
-            inputs[i] = unpacked + i * n;
-            for (int64_t b = 0; b < n; b++) {
-                unpack(unpacked[i * n + b], static_cast<const block_q8_K *>(it.inputs[first + i])[b]);
-            }
-        }
-        compute(part);
-    }
-    return true;
-}
+template <Dot compute> bool unpack_and(const Rows & it) { return multiply_unpacked<Summed>(it, QK_K, compute); }
 
 // Shared code of q4_K and q5_K: a scale and a minimum for every 32 weights. ggml adds up the products of q4_K's minima
 // in four lanes, those of q5_K's in one.

@@ -251,36 +251,29 @@ struct Q5_1 {
 };
 
 #ifdef SPAC_LANES_DOT8
-// A block of input for one_input().
-struct Raised {
+// A block of input for weights that are raised by so much.
+template <int raise> struct Raised {
+    using Block = block_q8_0;
     float   d;
     int8_t  q[32];
     int32_t less[8]; // what raised weights add too much
 };
 
-// Multiplies rows of weights by one row of input. Raised weights need neither a sign nor a sum of their own, because
-// what they add too much depends on the input alone. ggml adds up all blocks of a row in one sum, for which each block
-// waits. So two rows that lie far apart are computed together, or one row where ggml has two sums.
-template <class Type, template <class> class K> bool one_input(const Rows & it) {
+template <int raise> __m256i unpack(Raised<raise> & to, const block_q8_0 & from) {
+    const __m256i q = load32(from.qs);
+    to.d            = from_half(from.d);
+    One::store(to.q, q);
+    One::store(to.less, sub32(One::no_ints(), dot8(One::no_ints(), One::bytes(raise), q)));
+    return _mm256_cmpeq_epi8(q, One::bytes(-128)); // as for Scaled
+}
+
+// Multiplies rows of weights by one row of unpacked input. Raised weights need neither a sign nor a sum of their own,
+// because what they add too much depends on the input alone. ggml adds up all blocks of a row in one or two sums, for
+// which each block waits. So four rows that lie far apart are computed together.
+template <class Type, class Weights> bool raised_rows(const Rows & it) {
     constexpr int sums = Type::sums, together = 4;
-    using Weights = typename K<One>::Weights;
-    if (it.n_inputs != 1) {
-        return unpack_and_dot<K, One>(it);
-    }
-    const int64_t n         = it.n / 32;
-    auto *        y         = static_cast<Raised *>(scratch(static_cast<size_t>(n) * sizeof(Raised)));
-    const auto *  inputs    = static_cast<const block_q8_0 *>(it.inputs[0]);
-    __m256i       not_ggmls = One::no_ints();
-    for (int64_t b = 0; b < n; b++) {
-        const __m256i q = load32(inputs[b].qs);
-        y[b].d          = from_half(inputs[b].d);
-        One::store(y[b].q, q);
-        One::store(y[b].less, sub32(One::no_ints(), dot8(One::no_ints(), One::bytes(Type::raise), q)));
-        not_ggmls = either(not_ggmls, _mm256_cmpeq_epi8(q, One::bytes(-128)));
-    }
-    if (_mm256_movemask_epi8(not_ggmls) != 0) {
-        return false;
-    }
+    const auto *  y     = static_cast<const Raised<Type::raise> *>(it.inputs[0]);
+    const int64_t n     = it.n / 32;
     const int64_t apart = it.n_weights / together;
     const auto    rows  = [&](int64_t first, auto count) {
         const Weights * x[count];
@@ -294,7 +287,7 @@ template <class Type, template <class> class K> bool one_input(const Rows & it) 
         for (int64_t b = 0; b < n / sums; b++) {
 #pragma GCC unroll 2
             for (int i = 0; i < sums; i++) {
-                const Raised & input = y[b * sums + i];
+                const auto & input = y[b * sums + i];
                 for (int r = 0; r < count; r++) {
                     const auto &  w        = x[r][b].of[i];
                     const __m256i products = dot8(load32(input.less), Type::raised(w), load32(input.q));
@@ -314,6 +307,12 @@ template <class Type, template <class> class K> bool one_input(const Rows & it) 
         rows(row, std::integral_constant<int, 1>());
     }
     return true;
+}
+
+template <class Type, template <class> class K> bool one_input(const Rows & it) {
+    return it.n_inputs != 1
+               ? unpack_and_dot<K, One>(it)
+               : multiply_unpacked<Raised<Type::raise>>(it, 32, &raised_rows<Type, typename K<One>::Weights>);
 }
 #endif
 

@@ -9,7 +9,6 @@
 #define GGML_COMMON_DECL_C // declares its unions without names
 #include "ggml-common.h"
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -105,32 +104,7 @@ template <template <class> class K, class Lanes> bool unpack_and_dot(const Rows 
     using Input    = typename K<One>::Input;
     using Unpacked = std::remove_reference_t<decltype(Input().of[0])>;
     static_assert(sizeof(Input) == K<One>::block / 32 * sizeof(Unpacked));
-    if (rows.n_weights <= 0) {
-        return true;
-    }
-    const int64_t n_block = rows.n / 32, most = std::min(rows.n_inputs, at_a_time);
-    auto *        unpacked = static_cast<Unpacked *>(scratch(static_cast<size_t>(most * n_block) * sizeof(Unpacked)));
-    const void *  inputs[at_a_time];
-    for (int64_t first = 0; first < rows.n_inputs; first += most) {
-        Rows part         = rows;
-        part.inputs       = inputs;
-        part.results      = rows.results + first;
-        part.n_inputs     = std::min(rows.n_inputs - first, most);
-        __m256i not_ggmls = One::no_ints();
-        for (int64_t i = 0; i < part.n_inputs; i++) {
-            const auto * from = static_cast<const typename Unpacked::Block *>(rows.inputs[first + i]);
-            Unpacked *   to   = unpacked + i * n_block;
-            inputs[i]         = to;
-            for (int64_t b = 0; b < n_block; b++) {
-                not_ggmls = either(not_ggmls, unpack(to[b], from[b]));
-            }
-        }
-        if (_mm256_movemask_epi8(not_ggmls) != 0) {
-            return false;
-        }
-        dot<K, Lanes>(part);
-    }
-    return true;
+    return multiply_unpacked<Unpacked>(rows, 32, &dot<K, Lanes>);
 }
 
 template <template <class> class K> constexpr Kernel unpacking(Dot one = &unpack_and_dot<K, One>) {

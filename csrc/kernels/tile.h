@@ -14,6 +14,8 @@
 #include "kernels/lanes.h"
 #include "kernels/rows.h"
 
+#include <algorithm>
+
 #ifdef SPAC_LANES_ONE
 
 namespace spac::kernels {
@@ -123,6 +125,37 @@ template <template <class> class K, class Lanes> bool dot(const Rows & it) {
     }
     for (int64_t row = Lanes::rows > 1 ? Lanes::rows * apart : 0; row < it.n_weights; row++) {
         strip<K<One>, 1>(it, row, 0);
+    }
+    return true;
+}
+
+// Multiplies by rows of input that unpack(to, from) has unpacked, a block of `block` elements at a time. It returns
+// bytes that are not 0 where ggml has to compute the results.
+template <class Unpacked> bool multiply_unpacked(const Rows & it, int64_t block, Dot multiply) {
+    if (it.n_weights <= 0) {
+        return true;
+    }
+    const int64_t n_block = it.n / block, most = std::min(it.n_inputs, at_a_time);
+    auto *        unpacked = static_cast<Unpacked *>(scratch(static_cast<size_t>(most * n_block) * sizeof(Unpacked)));
+    const void *  inputs[at_a_time];
+    for (int64_t first = 0; first < it.n_inputs; first += most) {
+        Rows part         = it;
+        part.inputs       = inputs;
+        part.results      = it.results + first;
+        part.n_inputs     = std::min(it.n_inputs - first, most);
+        __m256i not_ggmls = One::no_ints();
+        for (int64_t i = 0; i < part.n_inputs; i++) {
+            const auto * from = static_cast<const typename Unpacked::Block *>(it.inputs[first + i]);
+            Unpacked *   to   = unpacked + i * n_block;
+            inputs[i]         = to;
+            for (int64_t b = 0; b < n_block; b++) {
+                not_ggmls = either(not_ggmls, unpack(to[b], from[b]));
+            }
+        }
+        if (_mm256_movemask_epi8(not_ggmls) != 0) {
+            return false;
+        }
+        multiply(part);
     }
     return true;
 }
