@@ -12,16 +12,17 @@
 
 namespace spac::kernels {
 
+// Returns true if there is a kernel for these weights.
+inline bool has_kernel(const ggml_tensor * weights) {
+    const Kernel & kernel = trusted_kernel(weights->type);
+    return kernel.block != 0 && weights->ne[0] % kernel.block == 0;
+}
+
+// Weights of one shape and type, the rows of input of each of its matrices, and the places of the results.
 class Operator {
   public:
     explicit Operator(const ggml_tensor * weights) : weights_(weights) {}
     virtual ~Operator() = default;
-
-    // Returns true if there are kernels for these weights.
-    bool has_kernels() const {
-        const Kernel & kernel = trusted_kernel(type());
-        return kernel.block != 0 && n() % kernel.block == 0;
-    }
 
     virtual int64_t      n_matrices() const                      = 0;
     virtual int64_t      n_inputs(int64_t matrix) const          = 0; // rows of input; 0: nothing to compute

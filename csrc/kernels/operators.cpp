@@ -119,7 +119,7 @@ int64_t mul_mat_id(int ith, int nth, const ggml_tensor * dst, const void * wdata
                    const int32_t * rows, void * counter) {
     const int64_t too_many = tiled_rows(dst->src[0]->type);
     const Experts experts(dst, wdata, counts, rows, too_many);
-    if (!enabled() || !experts.is_quantized() || !experts.has_kernels()) {
+    if (!enabled() || !experts.is_quantized() || !has_kernel(dst->src[0])) {
         return 0;
     }
     compute(experts, dst->src[0], ith, nth, counter);
@@ -128,7 +128,7 @@ int64_t mul_mat_id(int ith, int nth, const ggml_tensor * dst, const void * wdata
 
 bool mul_mat(int ith, int nth, const ggml_tensor * dst, const void * wdata, void * counter) {
     const Planes planes(dst, wdata);
-    if (!enabled() || !planes.is_quantized() || !planes.has_kernels() ||
+    if (!enabled() || !planes.is_quantized() || !has_kernel(dst->src[0]) ||
         !computes_dense(planes.type(), planes.n_inputs(0))) {
         return false;
     }

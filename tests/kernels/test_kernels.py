@@ -149,6 +149,7 @@ def libraries(headers: Path, compiled_store: Path) -> dict[str, Path]:
     """Return the kernels for each instruction set of this CPU. All sources are compiled in parallel."""
     mine = Path(__file__).with_name("dot.cpp")
     beside = {
+        "expert_nodes.cpp",
         "experts.cpp",
         "masked_cells.cpp",
         "operators.cpp",

@@ -233,10 +233,10 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, Mod
     loader_.await();
     const int64_t wait_ns = wait_for_ids(b, 0);
     loader_.finish();
-    const Executed executed = executed_of(b, s, counts, wait_ns);
+    note_executed(b, s, counts, wait_ns);
     if (counts && b.experts->lookahead.distance() > 0) {
         look_ahead(b, s);
-        note_chosen(executed);
+        note_chosen();
     }
     const MissLoader::Masks masks = loads ? loader_.load(b, s, std::move(now)) : MissLoader::Masks{now.mask, now.mask};
     if (side == Side::both && (!masked || loads)) {
@@ -247,7 +247,7 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, Mod
     }
     const HostPart::Served served = host_.serve(b, s, masks.used.get());
     status                        = served.status;
-    count(executed, masks.used.get(), masks.resident.get(), served.ns);
+    count(masks.used.get(), masks.resident.get(), served.ns);
     if (status == GGML_STATUS_SUCCESS && served.n_rows > 0) {
         send_rows(b, masked);
     }
@@ -261,19 +261,21 @@ ggml_status SplitStream::serve(SplitBlock & b, const Staging & s, Side side, Mod
 }
 
 // Copies what is counted of an execution, whose ids have arrived. The next block's ids come to the same memory.
-SplitStream::Executed SplitStream::executed_of(SplitBlock & b, const Staging & s, bool counts, int64_t wait_ns) {
-    Executed it{&b, {}, counts, wait_ns};
-    it.ids.reserve(b.block.n_pairs());
+void SplitStream::note_executed(SplitBlock & b, const Staging & s, bool counts, int64_t wait_ns) {
+    executed_.b       = &b;
+    executed_.counts  = counts;
+    executed_.wait_ns = wait_ns;
+    executed_.ids.clear();
     for (int t = 0; t < b.block.n_tokens(); ++t) {
         const int32_t * ids = s.ids_of(b.block, t);
-        it.ids.insert(it.ids.end(), ids, ids + b.block.n_used());
+        executed_.ids.insert(executed_.ids.end(), ids, ids + b.block.n_used());
     }
-    return it;
 }
 
 // Counts the demand of an execution, if it counts, and notes its routes. `resident` is the mask without the experts
 // that were loaded for it.
-void SplitStream::count(const Executed & it, const Mask * mask, const Mask * resident, int64_t host_ns) {
+void SplitStream::count(const Mask * mask, const Mask * resident, int64_t host_ns) {
+    const Executed &   it     = executed_;
     const SplitBlock & b      = *it.b;
     DemandCounter &    demand = b.experts->demand;
     const int          n_used = b.block.n_used(), n_tokens = b.block.n_tokens();

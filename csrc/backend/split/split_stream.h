@@ -127,9 +127,9 @@ class SplitStream : NotCopied {
     void        finish_queued();
     void        count_late();
 
-    static Executed executed_of(SplitBlock & b, const Staging & s, bool counts, int64_t wait_ns);
-    static void     note_chosen(const Executed & it);
-    static void     count(const Executed & it, const Mask * mask, const Mask * resident, int64_t host_ns);
+    void note_executed(SplitBlock & b, const Staging & s, bool counts, int64_t wait_ns);
+    void note_chosen();
+    void count(const Mask * mask, const Mask * resident, int64_t host_ns);
 
     ComputeStream stream_; // the first member, since the others queue on it
     GraphCache    graphs_;
@@ -145,7 +145,7 @@ class SplitStream : NotCopied {
     bool     loads_      = false; // misses of the graph under way may be loaded within their layer
     bool     hangs_      = false;
     bool     late_masks_ = false; // ... with masks that are chosen as late as possible
-    Executed executed_;           // the last block with a job, and the time that the host computed
+    Executed executed_;           // the last one, and the time that the host computed
     int64_t  host_ns_ = 0;
     // The last such mask, and the one before, which the device may still read. Only the thread that serves uses them.
     std::shared_ptr<const Mask> chosen_, chosen_before_;

@@ -132,7 +132,7 @@ ggml_status SplitStream::serve(const HostJob & job) {
     if (late_masks_ && job.b->layer >= 0) {
         experts.set_cursor(job.b->layer + 1);
     }
-    executed_ = executed_of(*job.b, *job.s, job.counts, wait_ns);
+    note_executed(*job.b, *job.s, job.counts, wait_ns);
     if (late_masks_ && job.counts) {
         look_ahead(*job.b, *job.s);
     }
@@ -147,9 +147,9 @@ ggml_status SplitStream::serve(const HostJob & job) {
 // Counts what serve() has computed.
 void SplitStream::account(const HostJob & job) {
     if (late_masks_ && job.counts) {
-        note_chosen(executed_);
+        note_chosen();
     }
-    count(executed_, job.mask.get(), job.mask.get(), host_ns_);
+    count(job.mask.get(), job.mask.get(), host_ns_);
 }
 
 // Returns true if this graph can be launched ahead of the host.
@@ -243,9 +243,10 @@ void look_ahead(SplitBlock & b, const Staging & s) {
 }
 
 // Compares the prediction for this block with the experts that its router chose, and reports these.
-void SplitStream::note_chosen(const Executed & it) {
-    SplitBlock & b      = *it.b;
-    const auto   n_used = static_cast<size_t>(b.block.n_used());
+void SplitStream::note_chosen() {
+    const Executed & it     = executed_;
+    SplitBlock &     b      = *it.b;
+    const auto       n_used = static_cast<size_t>(b.block.n_used());
     for (size_t at = 0; at < b.foreseen.size(); at += n_used) {
         b.experts->lookahead.compare(b.foreseen.data() + at, it.ids.data() + at, b.block.n_used());
     }
