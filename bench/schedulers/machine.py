@@ -1,9 +1,10 @@
 """Describe machines by their figures, models by their sizes, and the unit times that follow from both.
 
 `rtx4090` has others' published measurements of such desktops (one expert of Qwen3-30B-A3B: 43 to 62 µs on the
-CPU, 112 µs over PCIe 4, 3 µs on the GPU; 3.9 ms dense; CPU and link together 65 GB/s of DRAM, of which the
-link keeps 21.6; 40 µs of host round trip a layer). The other machines are assumptions: data sheets, and the
-same shares of them as on the first machine.
+CPU, 112 µs over PCIe 4, 3 µs on the GPU; 3.9 ms dense, which includes llama.cpp's own work on the host; CPU
+and link together 65 GB/s of DRAM, of which the link keeps 21.6). The other machines are assumptions: data
+sheets, and the same shares of them as on the first machine. The fixed times of a layer and of a step were
+measured: the hand-off on an H100, the others with narrow models on a Zen 4 (`bench.step_host`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,12 @@ class Machine:
     """Seconds that each further token of a verification adds to it."""
     launch_s: float
     """Seconds of a draft token without reading its weights."""
-    hand_off_s: float = 40e-6
+    step_s: float = 0.4e-3
+    """Seconds that the host adds to a step beyond `dense_s`: loop, statistics, sampling, the split's own work."""
+    hand_off_s: float = 16e-6
     """Seconds of the host's round trip, in a layer that leaves anything to the CPU."""
+    lane_s: float = 15e-6
+    """Seconds of the CPU's part of a layer without any expert: starting the threads, and their waits."""
     pair_share: float = 0.1
     """The arithmetic of one (token, expert) on the CPU, as a share of reading the expert. Both sides get this
     value. llama.cpp's kernels, which unpack weights for every token, take more (bench/expert_rows.py)."""
@@ -70,7 +75,7 @@ class Machine:
         """Return the expert costs that a profile would measure on the machine."""
         read = model.expert_bytes / self.cpu
         return ExpertCosts(
-            cpu_layer_s=0.0,
+            cpu_layer_s=self.lane_s,
             cpu_expert_s=read,
             cpu_pair_s=read * self.pair_share,
             cpu_pair_only_s=read,
@@ -103,6 +108,6 @@ MACHINES = {
         Machine("rtx3060", device=330 * GB, cpu=42 * GB, dram=45 * GB, link=12 * GB, link_busy=10.5 * GB,
                 dense_s=5.5e-3, dense_token_s=150e-6, launch_s=0.6e-3),
         Machine("h200", device=4300 * GB, cpu=140 * GB, dram=150 * GB, link=55 * GB, link_busy=48 * GB,
-                dense_s=3.0e-3, dense_token_s=20e-6, launch_s=0.8e-3),
+                dense_s=3.0e-3, dense_token_s=20e-6, launch_s=0.8e-3, step_s=1.0e-3),
     )
 }  # fmt: skip

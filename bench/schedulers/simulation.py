@@ -1,15 +1,16 @@
 """Run a scheduler over recorded demand on a modelled machine, and compute how long the steps take.
 
-A step drafts first (the device is busy, DRAM is idle). Then every layer does its dense part on the device and
+A step begins with the host's own work, and drafts (the device is busy, DRAM is idle). Then every layer does its dense part on the device and
 its experts on both sides at once: max(device, CPU). It adds the hand-off unless all experts of the layer are
 resident (with one missing the device waits for the CPU, even if no token uses that expert). Uploads follow
 the scheduler's last plan through the mechanism's own bookkeeping, best first, all the time. They run at the
 link's speed while the CPU does nothing, else at `link_busy`, and then the CPU reads at the rest of DRAM's
-bandwidth. A layer finds resident what has arrived when it begins. A victim is gone once the copy over it
-begins.
+bandwidth. A layer finds resident what has arrived when it begins. Two copies are on the link at once, one
+behind the other, as in spac, and no plan takes them back. A victim is gone once the copy over it is one of
+them.
 
-The model leaves out the cost of scheduling itself, batches of copies, the order of equal priorities by the
-running layer (they go from layer 0 on), and attention over a long context.
+The model leaves out the cost of scheduling itself, batches of small copies, the order of equal priorities by
+the running layer (they go from layer 0 on), and attention over a long context.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from spac.scheduler import Event, Plan, Scheduler, View
 from spac.scheduler.replay import Demand
 
 Expert = tuple[int, int]  # layer, index
+AT_ONCE = 2
+"""Copies that are queued on the link together."""
 
 
 class Link:
@@ -46,45 +49,51 @@ class Link:
         self.uploads = 0
         """The number of complete copies."""
         self._queue: list[tuple[Expert, Expert | None]] = []
-        self._copying: Expert | None = None
-        self._left = 0.0  # bytes of the copy under way
+        self._under_way: list[Expert] = []  # the first of them is copied now
+        self._left = 0.0  # its bytes that are still to come
 
     @property
     def pending(self) -> float:
         """Return the bytes that are still to come."""
-        return self._left + self._bytes * len(self._queue)
+        waiting = len(self._under_way[1:]) + len(self._queue)
+        return self._left + self._bytes * waiting
 
     def follow(self, plan: Plan) -> None:
-        """Follow this plan from now on. The copy under way is finished."""
-        held = self._copying
-        if held is not None:  # counts as resident, or the plan would ask for it again
+        """Follow this plan from now on. The copies under way are finished."""
+        for held in self._under_way:  # they count as resident, or the plan would ask for them again
             self._table.acquire(*held)
         actions = self._table.toward(plan.priority, plan.threshold, 0)
-        if held is not None:
+        for held in self._under_way:
             self._evict(held)
         queue = [(load, victim) for _, load, victim in reversed(actions)]
-        self._queue = [each for each in queue if each[1] is None or each[1] != held]
+        self._queue = [each for each in queue if each[1] is None or each[1] not in self._under_way]
 
     def run(self, seconds: float, rate: float) -> None:
         """Copy for `seconds`, at `rate` bytes per second."""
         room = seconds * rate
-        while room > 0 and (self._copying is not None or self._queue):
-            if self._copying is None:
+        while room > 0 and (self._under_way or self._queue):
+            while self._queue and len(self._under_way) < AT_ONCE:
                 self._begin()
             done = min(room, self._left)
             room -= done
             self._left -= done
-            if self._left <= 1e-6 and self._copying is not None:
-                self.slot_of[self._copying] = self._table.acquire(*self._copying)
-                self._copying, self._left = None, 0.0
-                self.uploads += 1
+            if self._left <= 1e-6:
+                self._end()
 
     def _begin(self) -> None:
         load, victim = self._queue.pop()
         if victim is not None:
             self._evict(victim)
             self.slot_of[victim] = -1
-        self._copying, self._left = load, self._bytes
+        if not self._under_way:
+            self._left = self._bytes
+        self._under_way.append(load)
+
+    def _end(self) -> None:
+        done = self._under_way.pop(0)
+        self.slot_of[done] = self._table.acquire(*done)
+        self._left = self._bytes if self._under_way else 0.0
+        self.uploads += 1
 
     def _evict(self, expert: Expert) -> None:
         self._table.release(self._pools[expert[0]], self._table.evict(*expert))
@@ -94,6 +103,7 @@ class Link:
 class Spent:
     """Seconds of the judged steps by what took them, and counts of what was done in them."""
 
+    host: float = 0.0
     draft: float = 0.0
     dense: float = 0.0
     hand_off: float = 0.0
@@ -107,7 +117,7 @@ class Spent:
 
     @property
     def seconds(self) -> float:
-        return self.draft + self.dense + self.hand_off + self.experts
+        return self.host + self.draft + self.dense + self.hand_off + self.experts
 
     @property
     def rate(self) -> float:
@@ -181,7 +191,8 @@ class Simulation:
     def _step(self, counts: Int32Array, verified: int, accepted: int, link: Link, spent: Spent) -> None:
         machine = self._machine
         draft = (verified - 1) * self._draft_token_s
-        link.run(draft, machine.link)
+        link.run(machine.step_s + draft, machine.link)
+        spent.host += machine.step_s
         spent.draft += draft
         dense = machine.dense(verified) / len(counts)
         for il, (row, slots) in enumerate(zip(counts, link.slot_of, strict=True)):

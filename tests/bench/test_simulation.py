@@ -43,6 +43,7 @@ def test_with_all_resident_the_device_decides():
     assert spent.hand_off == spent.contention == 0
     assert spent.experts == pytest.approx(DISTINCT * MODEL.expert_bytes / DESKTOP.device)
     assert spent.dense == pytest.approx(60 * DESKTOP.dense(5))
+    assert spent.host == pytest.approx(60 * DESKTOP.step_s)
     assert spent.draft == pytest.approx(60 * 4 * DESKTOP.draft_token_s(MODEL))
 
 
@@ -51,7 +52,8 @@ def test_with_none_resident_the_cpu_decides():
     assert spent.hits == 0
     pairs = int(DEMAND.counts.sum())
     reading = MODEL.expert_bytes / DESKTOP.cpu
-    assert spent.experts == pytest.approx(reading * (DISTINCT + DESKTOP.pair_share * pairs))
+    fixed_s = 60 * N_LAYER * DESKTOP.lane_s
+    assert spent.experts == pytest.approx(fixed_s + reading * (DISTINCT + DESKTOP.pair_share * pairs))
     assert spent.hand_off == pytest.approx(60 * N_LAYER * DESKTOP.hand_off_s)
     assert spent.tokens == 60 * 5
 
@@ -71,7 +73,8 @@ def test_on_flat_routing_whole_layers_are_as_fast_as_llama_cpps():
     """Where all experts are alike, slots that spare hand-offs are the best, and the schedulers find them."""
     single = simulate(Drift(0.0, 0.97), N_EXPERT, N_USED, n_token=900, n_row=N_LAYER)
     demand = Demand.of(single.reshape(900, N_LAYER, N_EXPERT).astype(np.int32), N_USED)
-    machine = replace(MACHINES["h200"], dense_s=0.3e-3)  # the dense time of so few layers
+    # the times of so few layers
+    machine = replace(MACHINES["h200"], step_s=0, dense_s=0.3e-3)
     subject = Simulation(machine, MODEL, demand, 3 * N_EXPERT)
     whole = np.zeros((N_LAYER, N_EXPERT), np.bool_)
     whole[:3] = True
@@ -109,7 +112,9 @@ def test_a_link_without_limit_is_the_replay(name):
 @pytest.mark.parametrize("link", [1e9, 5e9, 25e9])
 def test_uploads_take_the_link_and_slow_the_cpu(name, link):
     # Only experts take time, so no upload runs without them.
-    machine = replace(DESKTOP, link=link, link_busy=0.8 * link, dense_s=0, dense_token_s=0, hand_off_s=0)
+    machine = replace(
+        DESKTOP, link=link, link_busy=0.8 * link, step_s=0, dense_s=0, dense_token_s=0, hand_off_s=0, lane_s=0
+    )
     spent = Simulation(machine, MODEL, local(300, 1), 40).run(scheduler.make(name), 0)
     assert 0 < spent.uploads * MODEL.expert_bytes <= link * spent.seconds
     assert 0 <= spent.contention <= spent.experts * (1 - machine.slowed)
