@@ -53,7 +53,7 @@ class Machine:
     launch_s: float
     """Seconds of a draft token without reading its weights."""
     step_s: float = 0.4e-3
-    """Seconds that the host adds to a step beyond `dense_s`: loop, statistics, sampling, the split's own work."""
+    """Seconds that the host adds to a step beyond `dense_s`: loop, statistics, sampling, the split."""
     hand_off_s: float = 16e-6
     """Seconds of the host's round trip, in a layer that leaves anything to the CPU."""
     lane_s: float = 15e-6

@@ -1,13 +1,13 @@
 """Run a scheduler over recorded demand on a modelled machine, and compute how long the steps take.
 
-A step begins with the host's own work, and drafts (the device is busy, DRAM is idle). Then every layer does its dense part on the device and
-its experts on both sides at once: max(device, CPU). It adds the hand-off unless all experts of the layer are
-resident (with one missing the device waits for the CPU, even if no token uses that expert). Uploads follow
-the scheduler's last plan through the mechanism's own bookkeeping, best first, all the time. They run at the
-link's speed while the CPU does nothing, else at `link_busy`, and then the CPU reads at the rest of DRAM's
-bandwidth. A layer finds resident what has arrived when it begins. Two copies are on the link at once, one
-behind the other, as in spac, and no plan takes them back. A victim is gone once the copy over it is one of
-them.
+A step begins with the host's own work, and drafts (the device is busy, DRAM is idle). Then every layer does
+its dense part on the device and its experts on both sides at once: max(device, CPU). It adds the hand-off
+unless all experts of the layer are resident (with one missing the device waits for the CPU, even if no token
+uses that expert). Uploads follow the scheduler's last plan through the mechanism's own bookkeeping, best
+first, all the time. They run at the link's speed while the CPU does nothing, else at `link_busy`, and then
+the CPU reads at the rest of DRAM's bandwidth. A layer finds resident what has arrived when it begins. Two
+copies are on the link at once, one behind the other, as in spac, and no plan takes them back. A victim is
+gone once the copy over it is one of them.
 
 The model leaves out the cost of scheduling itself, batches of small copies, the order of equal priorities by
 the running layer (they go from layer 0 on), and attention over a long context.

@@ -49,6 +49,9 @@ py::dict stats_dict(const spac::ExpertStats & stats, const std::vector<spac::Exp
     SPAC_STAT(graphs_prepared);
     SPAC_STAT(queue_ns);
     SPAC_STAT(ahead_ns);
+    SPAC_STAT(early_bytes);
+    SPAC_STAT(early);
+    SPAC_STAT(early_right);
     SPAC_STAT(misses_cpu);
     SPAC_STAT(misses_loaded);
     SPAC_STAT(activations_loaded);
@@ -254,6 +257,7 @@ void bind_experts(py::module_ & m) {
         .def_property_readonly("trace", [](const Experts & experts) { return experts.trace(); })
         .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
         .def("set_lookahead", at_home(&Experts::set_lookahead), py::arg("n_layers"), Release())
+        .def("set_early_rows", at_home(&Experts::set_early_rows), py::arg("on"), Release())
         .def("set_tail_tokens", at_home(&Experts::set_tail_tokens), py::arg("n_tokens"), Release())
         .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())
         .def("set_staged_tokens", at_home(&Experts::set_staged_tokens), py::arg("n_most"), Release())

@@ -1,5 +1,6 @@
 // Bindings of what a process takes of the machine: pools of threads for contexts and their CPUs, copies of files on
 // huge pages, and signals.
+#include "backend/split/lane.h"
 #include "backend/split/thread_pool.h"
 #include "bindings/bindings.h"
 #include "core/huge_pages.h"
@@ -19,6 +20,7 @@
 
 namespace py = pybind11;
 using spac::HugeCopies;
+using spac::Lane;
 using spac::ThreadPool;
 
 namespace {
@@ -122,6 +124,10 @@ void bind_machine(py::module_ & m) {
         .def(py::init<int, int>(), py::arg("n_threads"), py::arg("poll"))
         .def("attach", &PyThreadPool::attach, py::arg("context"))
         .def("close", &PyThreadPool::close);
+    py::class_<Lane>(m, "Lane", "Threads that wait, read rows early, and compute a graph; for bench.early_rows.")
+        .def(py::init<int>(), py::arg("n_threads"))
+        .def("run", &Lane::run, py::arg("pieces"), py::arg("wait_s"), py::arg("graph"),
+             py::call_guard<py::gil_scoped_release>());
     m.def(
         "set_placing",
         [](std::vector<int> cpus, bool strict) {

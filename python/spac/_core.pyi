@@ -273,6 +273,19 @@ def devices() -> list[DeviceInfo]:
     The function never raises: a missing driver yields no device.
     """
 
+class Lane:
+    """Threads that read rows early while they wait, and then compute, as beside a device (early_rows.h).
+
+    It is for measurements and tests.
+    """
+
+    def __init__(self, n_threads: int) -> None: ...
+    def run(self, pieces: Sequence[tuple[int, int]], wait_s: float, graph: int) -> tuple[int, float]:
+        """Wait for `wait_s` seconds, read pieces (address, bytes) meanwhile, and then compute a ggml_cgraph.
+
+        Return the bytes that were read, and the seconds of computing.
+        """
+
 class ThreadPool:
     """A pool of threads that stay and compute the graphs of contexts on the CPU.
 
@@ -704,6 +717,8 @@ class Experts:
 
         0 switches this off. Raise InputError for a negative number.
         """
+    def set_early_rows(self, on: bool) -> None:
+        """Set whether threads read rows of predicted experts early (backend/experts/experts.h)."""
     def set_miss(self, how: str, most_recent: bool = False) -> None:
         """Set where misses of steps are computed: "cpu" or "load" (backend/experts/experts.h).
 

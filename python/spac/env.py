@@ -222,6 +222,9 @@ FORM = Parts(
         "whole": "A model whose experts all fit runs without the split, on GPUs with memory of their own.",
         "schedule-beside": "The scheduler works on a thread of its own while the next step computes. Without "
         "a word, steps in turns decide if that is faster.",
+        "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "
+        "the layer will probably leave to them into the processor's caches. Without a word, steps in turns "
+        "decide if that is faster.",
         # No GPU has shown enough of this one to switch it on.
         "upload-threads": "Threads bring experts of long prompts that are not pinned to pinned memory, where "
         "that is faster than the driver's way. The first such copy decides it.",

@@ -41,6 +41,7 @@ int64_t        ggml_blck_size(int type);
 size_t         ggml_row_size(int type, int64_t ne);
 size_t         ggml_quantize_chunk(int type, const float * src, void * dst, int64_t start, int64_t n_rows,
                                    int64_t n_per_row, const float * importance);
+void *         ggml_get_data(const ggml_tensor *);
 ggml_tensor *  ggml_new_tensor_2d(ggml_context *, int type, int64_t, int64_t);
 ggml_tensor *  ggml_new_tensor_3d(ggml_context *, int type, int64_t, int64_t, int64_t);
 ggml_tensor *  ggml_view_2d(ggml_context *, ggml_tensor *, int64_t, int64_t, size_t nb1, size_t offset);

@@ -47,6 +47,8 @@ class Gate {
     // for messages. Any thread may call them.
     virtual uint32_t signalled() const = 0;
     virtual uint32_t opened() const    = 0;
+    // Returns true if the stream has passed signal n. Numbers are compared cyclically.
+    bool has_signalled(uint64_t n) const { return static_cast<int32_t>(signalled() - static_cast<uint32_t>(n)) >= 0; }
 };
 
 // Returns null if the device cannot wait for the host.

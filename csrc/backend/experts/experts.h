@@ -61,6 +61,9 @@ struct ExpertStats {
     uint64_t queue_ns;           // time inside the wrapped device's calls that queue copies and launches
     uint64_t disk_bytes;         // bytes that the process has read from disks; 0 if the experts fit into memory
     uint64_t ahead_ns;           // time in such calls on the helper's thread, beside the host's parts (split_stream.h)
+    uint64_t early_bytes;        // read while the device computed (set_early_rows)
+    uint64_t early;              // experts that were to be read so
+    uint64_t early_right;        // of these, experts that their layer then used
     uint64_t misses_cpu;         // distinct (layer, expert) per step that were not resident and that the CPU computed
     uint64_t misses_loaded;      // of these, experts that came to the device within their layer instead
     uint64_t activations_loaded; // (token, expert) pairs of the latter
@@ -235,6 +238,9 @@ class Experts {
     // layer `n_layers` behind it, and the experts that this router would choose are loaded before all that the plan
     // wants (lookahead.h). 0, the default, switches it off.
     virtual void set_lookahead(int n_layers) = 0;
+    // Switches reading rows of experts that a layer is foretold to leave to the CPU, into the processor's caches,
+    // while the device computes what lies before their layer (split/early_rows.h). It is off by default.
+    virtual void set_early_rows(bool on) = 0;
 
     // Sets where misses of executions that count as demand are computed, from the next graph on. With `most_recent`,
     // the plan goes by recency, so that a loaded expert takes the place of the least recent one. Otherwise it takes a

@@ -314,6 +314,9 @@ void Counters::add_to(ExpertStats & stats) const {
     stats.graphs_prepared   = graphs_prepared;
     stats.queue_ns          = queue_ns;
     stats.ahead_ns          = ahead_ns;
+    stats.early_bytes       = early_bytes;
+    stats.early             = early;
+    stats.early_right       = early_right;
     stats.load_bytes        = load_bytes;
     stats.load_ns           = load_ns;
 }

@@ -37,7 +37,7 @@ struct Counters {
     std::atomic<uint64_t> blocks{0}, blocks_device{0}, blocks_host{0};
     std::atomic<uint64_t> uploads{0}, upload_bytes{0}, upload_failures{0}, upload_ns{0}, evictions{0};
     std::atomic<uint64_t> host_waits{0}, host_wait_ns{0}, host_compute_ns{0}, download_bytes{0}, join_bytes{0};
-    std::atomic<uint64_t> graphs_prepared{0}, queue_ns{0}, ahead_ns{0};
+    std::atomic<uint64_t> graphs_prepared{0}, queue_ns{0}, ahead_ns{0}, early_bytes{0}, early{0}, early_right{0};
     std::atomic<uint64_t> load_bytes{0}, load_ns{0};
     std::atomic<uint64_t> blocks_streamed{0}, stream_bytes{0}, stream_slot_bytes{0}, stream_ring_bytes{0};
 
@@ -146,6 +146,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void        set_staged_tokens(int n) override { staged_tokens_ = n; }
     size_t      stream_bytes() const override;
     void        set_lookahead(int n_layers) override;
+    void        set_early_rows(bool on) override { reads_early = on; }
     void        set_miss(Miss how, bool most_recent) override;
     ExpertStats stats() const override;
 
@@ -227,11 +228,12 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     void                              finish_misses(int il, const Misses & misses);
     const std::vector<ExpertWeight> & weights_of(int il) const; // of a layer that was met; the list stays
 
-    Counters      counters;
-    DemandCounter demand;       // the experts that executions ask for
-    DemandCounter draft_demand; // the experts that draft passes ask for
-    Lookahead     lookahead;
-    PinnedRanges  pinned; // in host memory
+    Counters          counters;
+    DemandCounter     demand;       // the experts that executions ask for
+    DemandCounter     draft_demand; // the experts that draft passes ask for
+    Lookahead         lookahead;
+    std::atomic<bool> reads_early{false}; // split/early_rows.h
+    PinnedRanges      pinned;             // in host memory
 
   private:
     friend class Reconciler;

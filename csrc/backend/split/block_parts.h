@@ -4,7 +4,9 @@
 #include "backend/device/ggml_internals.h"
 #include "backend/experts/model_experts.h"
 #include "backend/graph/split_graph.h"
+#include "backend/split/early_rows.h"
 #include "backend/split/hand_off.h"
+#include "backend/split/next_experts.h"
 #include "backend/split/thread_pool.h"
 #include "backend/stream/compute_stream.h"
 #include "core/mask.h"
@@ -87,6 +89,8 @@ struct HostThreads {
     std::mutex                  in_use; // held while a graph is computed
     std::unique_ptr<ThreadPool> pool;   // outlives the backend that computes with it
     ggml_backend_ptr            cpu;
+    NextExperts                 next;
+    EarlyRows                   early_rows;
 };
 
 class HostPart : NotCopied {
@@ -100,6 +104,13 @@ class HostPart : NotCopied {
     // Throws DeviceError if the CPU backend cannot be started.
     [[nodiscard]] std::unique_lock<std::mutex> start(ModelExperts & experts);
 
+    // Read rows of experts early. begin_early() begins a graph, keep_input() keeps the input of a block that has
+    // arrived, and read_early() reads for the next block, by its mask, until the gate has passed the signal.
+    void begin_early(const SplitGraph & g) { threads_->next.begin(g); }
+    void keep_input(const SplitBlock & b, const Staging & s) { threads_->next.keep(b, s); }
+    void read_early(const SplitBlock & b, const Mask * mask, const Gate & gate, uint64_t mark);
+    // Counts the experts of the last read_early(), and those among them that the block has used, by its ids.
+    void note_early(const SplitBlock & b, const std::vector<int32_t> & ids);
     // Runs the host's part of an execution, whose ids and input are in staging. It chooses the rows that the device
     // does not compute by the mask (null: all rows), and computes them into b.host_out. The other rows are zero there,
     // unless the host has no rows at all.
@@ -115,9 +126,11 @@ class HostPart : NotCopied {
   private:
     static int select(const SplitBlock & b, const Staging & s, const Mask * mask);
 
-    bool                         share_cores_;
-    std::shared_ptr<HostThreads> threads_; // null before the first graph
-    int                          n_threads_ = 1;
+    bool                          share_cores_;
+    std::shared_ptr<HostThreads>  threads_; // null before the first graph
+    std::vector<EarlyRows::Piece> early_;
+    std::vector<int32_t>          early_ids_; // whose rows are read
+    int                           n_threads_ = 1;
 };
 
 // The loader of misses: it brings experts that a block uses and that are not resident to the device, within the layer.

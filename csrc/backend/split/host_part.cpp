@@ -53,6 +53,40 @@ std::unique_lock<std::mutex> HostPart::start(ModelExperts & experts) {
     return lock;
 }
 
+void HostPart::read_early(const SplitBlock & b, const Mask * mask, const Gate & gate, uint64_t mark) {
+    constexpr size_t most_bytes = size_t{8} << 20; // a part of the processor's last cache
+    size_t           n_bytes    = 0;
+    early_.clear();
+    early_ids_.clear();
+    if (gate.has_signalled(mark)) {
+        return;
+    }
+    for (const int32_t id : threads_->next.foretell(threads_->cpu.get(), b)) {
+        if (mask != nullptr && mask->slot_of[id] >= 0) {
+            continue;
+        }
+        early_ids_.push_back(id);
+        for (const ExpertWeight & weight : b.experts->weights_of(b.layer)) {
+            const auto * all = static_cast<const char *>(weight.tensor->data);
+            early_.push_back({all + static_cast<size_t>(id) * weight.bytes, weight.bytes});
+            n_bytes += weight.bytes;
+        }
+        if (n_bytes > most_bytes) {
+            break;
+        }
+    }
+    b.experts->counters.early_bytes +=
+        threads_->early_rows.read(threads_->cpu.get(), early_, [&] { return gate.has_signalled(mark); });
+}
+
+void HostPart::note_early(const SplitBlock & b, const std::vector<int32_t> & ids) {
+    b.experts->counters.early += early_ids_.size();
+    b.experts->counters.early_right +=
+        static_cast<uint64_t>(std::count_if(early_ids_.begin(), early_ids_.end(), [&](int32_t id) {
+            return std::find(ids.begin(), ids.end(), id) != ids.end();
+        }));
+}
+
 HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask) {
     Served served = {select(b, s, mask), GGML_STATUS_SUCCESS, 0};
     if (served.n_rows > 0) {

@@ -1,5 +1,6 @@
 #include "backend/split/split_stream.h"
 
+#include "backend/device/timer.h"
 #include "backend/experts/expert_store.h"
 
 #include <algorithm>
@@ -105,8 +106,12 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     loads_        = !turns && MissLoader::loads(g);
     ahead_        = !turns && can_go_ahead(g);
     late_masks_   = ahead_ && g.distance > 0;
+    early_        = ahead_ && g.blocks.front()->experts->reads_early;
     join_pending_ = false;
     at_gate_      = nullptr;
+    if (early_) {
+        host_.begin_early(g);
+    }
     if (ahead_) {
         run_ahead(course);
     } else {
@@ -307,10 +312,16 @@ void SplitStream::hand_to_host(const SplitBlock & b, const Staging & s) {
     }
 }
 
-// Waits until the stream has passed the mark of a job, or (0) the last mark. Returns the time in nanoseconds.
-int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark) {
+// Waits until the stream has passed the mark of a job, or (0) the last mark. Returns the time in nanoseconds. Rows of
+// experts that a job's `mask` leaves to the host are read meanwhile, if the graph under way does that.
+int64_t SplitStream::wait_for_ids(const SplitBlock & b, uint64_t mark, const Mask * mask) {
     const SpanScope scope(b.experts->tracer(), Activity::host_wait, b.layer);
-    const int64_t   ns = mark > 0 ? stream_.wait_for_signal(mark) : stream_.wait_for_mark();
+    const auto      start = Clock::now();
+    if (mark > 0 && early_) {
+        host_.read_early(b, mask, *stream_.gate(), mark);
+    }
+    mark > 0 ? stream_.wait_for_signal(mark) : stream_.wait_for_mark();
+    const int64_t ns = ns_since(start);
     b.experts->counters.host_wait_ns += static_cast<uint64_t>(ns);
     ++b.experts->counters.host_waits;
     return ns;

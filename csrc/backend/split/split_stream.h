@@ -121,7 +121,7 @@ class SplitStream : NotCopied {
     bool        can_go_ahead(const SplitGraph & g);
     ggml_status launch_dense(const SplitBlock & b, const Part & dense, const Part & joined, const ggml_cgraph * graph);
     void        hand_to_host(const SplitBlock & b, const Staging & s);
-    int64_t     wait_for_ids(const SplitBlock & b, uint64_t mark);
+    int64_t     wait_for_ids(const SplitBlock & b, uint64_t mark, const Mask * mask = nullptr);
     void        send_rows(SplitBlock & b, bool join);
     void        fetch_late(SplitBlock & b, DemandCounter & counter, std::shared_ptr<const Mask> mask, bool counts);
     void        finish_queued();
@@ -145,6 +145,7 @@ class SplitStream : NotCopied {
     bool     loads_      = false; // misses of the graph under way may be loaded within their layer
     bool     hangs_      = false;
     bool     late_masks_ = false; // ... with masks that are chosen as late as possible
+    bool     early_      = false; // ... and rows of experts are read early
     Executed executed_;           // the last one, and the time that the host computed
     int64_t  host_ns_ = 0;
     // The last such mask, and the one before, which the device may still read. Only the thread that serves uses them.

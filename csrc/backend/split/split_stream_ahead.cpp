@@ -128,13 +128,16 @@ ggml_status SplitStream::serve(const HostJob & job) {
     ModelExperts & experts = *job.b->experts;
     SpanScope      block(experts.tracer(), Activity::layer, job.b->layer);
     block.span.count      = job.b->block.n_tokens();
-    const int64_t wait_ns = wait_for_ids(*job.b, job.mark);
+    const int64_t wait_ns = wait_for_ids(*job.b, job.mark, job.mask.get());
     if (late_masks_ && job.b->layer >= 0) {
         experts.set_cursor(job.b->layer + 1);
     }
     note_executed(*job.b, *job.s, job.counts, wait_ns);
     if (late_masks_ && job.counts) {
         look_ahead(*job.b, *job.s);
+    }
+    if (early_) {
+        host_.keep_input(*job.b, *job.s); // the next block's input comes to the same memory
     }
     const HostPart::Served served = host_.serve(*job.b, *job.s, job.mask.get());
     if (served.n_rows == 0) {
@@ -148,6 +151,9 @@ ggml_status SplitStream::serve(const HostJob & job) {
 void SplitStream::account(const HostJob & job) {
     if (late_masks_ && job.counts) {
         note_chosen();
+    }
+    if (early_) {
+        host_.note_early(*executed_.b, executed_.ids);
     }
     count(job.mask.get(), job.mask.get(), host_ns_);
 }

@@ -17,7 +17,6 @@ from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch_recording import BatchRecording, Counts, StepMeter, read_counts
-from spac.engine.beside_trial import BesideTrial
 from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.events import Events
@@ -37,6 +36,7 @@ from spac.engine.server_loop import (
     served,
 )
 from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
+from spac.engine.trials import Trial, Trials
 from spac.errors import InputError
 from spac.governor import ChosenLengths, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray, take_notices
@@ -108,7 +108,7 @@ class Engine:
                 self._notes.append(config.unused_options)
             self.events.settled = self.experts if config.deterministic else None
             if (beside := env.FORM.get("schedule-beside")) is not False:
-                self.events.beside = BesideTrial(beside)
+                self.events.beside = Trial(beside)
             self.events.driver = driver = expert_cache.attach(config.scheduler)
             self._memory = MemoryBudget(config, self._pair, expert_cache, self._say)
             expert_cache.update_streams()
@@ -121,7 +121,7 @@ class Engine:
                 config, options, self._pair, self.experts, self._trace, self.events, self.between.gate,
                 self._after_call, self._governor,
                 self._choose_graph if self.graphs is not None else None, self.steps, self._say,
-                self._prepare, self._beginnings,
+                self._prepare, self._beginnings, Trials(self.events.beside, expert_cache.early_rows()),
             )  # fmt: skip
             device = "; ".join(f"{each.name}, {each.description}" for each in self.devices) or "cpu"
             self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace, device)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spac import _core
-from spac.engine.beside_trial import BesideTrial
 from spac.engine.followers import DraftFollower, StepFollower
+from spac.engine.trials import Trial
 from spac.machine.arrays import Int32Array
 from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats
@@ -67,7 +67,7 @@ class Events:
 
         The residency then does not depend on how long copies take.
         """
-        self.beside: BesideTrial | None = None
+        self.beside: Trial | None = None
         """Decides whether a scheduler that needs only verifications works while the next step computes.
 
         None means never. Call `subscribe` after setting it.
@@ -214,7 +214,7 @@ class Events:
             counts = step.n_drafted, step.n_verified, step.n_accepted
             about = before, self.n_text, self.prediction_stats
             follower, beside = self._step_follower, self.beside
-            if follower is not None and beside is not None and beside.is_beside:
+            if follower is not None and beside is not None and beside.is_on:
                 routes = driver.routes_of_step()
                 follower.show(_Verified(driver, demand.copy(), routes, *counts, *about))
             else:

@@ -14,10 +14,10 @@ from typing import Any
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine.batch_recording import StepMeter
-from spac.engine.beside_trial import BesideTrial
 from spac.engine.events import Events
 from spac.engine.loop_sequence import Beginnings
 from spac.engine.prompt_cache import cache_parameters
+from spac.engine.trials import Trials
 from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor
 from spac.model.c_api import Model
@@ -97,16 +97,15 @@ class _Hooks:
         say: Callable[[str], object],
         prepare: Callable[[], object],
         beginnings: Beginnings,
-        beside: BesideTrial | None,
+        trials: Trials,
     ) -> None:
-        self._prepare, self._beginnings, self._beside = prepare, beginnings, beside
+        self._prepare, self._beginnings, self._trials = prepare, beginnings, trials
         self._governor, self._steps, self._after, self._say = governor, steps, after, say
         self._lengths: dict[int, int] = {}
 
     def text_begin(self, number: int) -> None:
         """Prepare for a prompt, and tell the sequence that it begins."""
-        if self._beside is not None:
-            self._beside.pause()
+        self._trials.pause()
         self._prepare()
         if (begin := self._beginnings.pop(number, None)) is not None:
             begin()
@@ -124,11 +123,10 @@ class _Hooks:
             self._governor.prompt(step.prefill_ns * 1e-9)
         if lengths and step.verified:
             self._governor.observe(lengths, step, seconds)
-        if self._beside is not None:
-            if step.verified and not step.n_prompt:
-                self._beside.observe(step.batch.n_verified, time.monotonic())
-            else:
-                self._beside.pause()
+        if step.verified and not step.n_prompt:
+            self._trials.observe(step.batch.n_verified, time.monotonic())
+        else:
+            self._trials.pause()
         try:
             self._after()
         except Exception as error:  # the loop cannot take it
@@ -150,13 +148,14 @@ def open_loop(
     say: Callable[[str], object],
     prepare: Callable[[], object],
     beginnings: Beginnings,
+    trials: Trials,
 ) -> _core.ServerLoop:
     """Return a loop on the contexts of a pair, with `governor` for its drafts.
 
     The loop holds `gate` while it computes. `prepare` is called before a prompt, then the function that
     `beginnings` has for it, and `after` at a step's end. `choose_graph` returns the size of a prompt's
-    graphs, None for the context's own. `steps` counts the loop's steps. `say` receives notes. Raise
-    InputError if a step does not fit into a batch.
+    graphs, None for the context's own. `steps` counts the loop's steps, and `trials` see their times. `say`
+    receives notes. Raise InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
     template, note = options.template(pair.target)
@@ -180,7 +179,7 @@ def open_loop(
     )  # fmt: skip
     _open.add(loop)
     events.subscribe(loop)
-    hooks = _Hooks(governor, steps, after, say, prepare, beginnings, events.beside)
+    hooks = _Hooks(governor, steps, after, say, prepare, beginnings, trials)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
     loop.on("text_begin", events.noting(hooks.text_begin))
