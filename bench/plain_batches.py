@@ -1,9 +1,9 @@
 """Decode batches on the CPU: `python -m bench.plain_batches SYSTEM MODEL THREADS`.
 
-SYSTEM is `spac`, or `llama.cpp, repacked` or `llama.cpp, plain`, whose library is that of LLAMA_CPP_LIB_PATH.
-For those nothing of spac is imported, because spac brings its own library. The program prints tokens per
-second as JSON: of 32 tokens one by one (tg), of batches of 4 (pp4), and of a prompt of 256 (pp256), each from
-an empty context, with random tokens and the logits of the last one.
+SYSTEM is `spac` or `spac, huge pages`, or `llama.cpp, repacked` or `llama.cpp, plain`, whose library is that
+of LLAMA_CPP_LIB_PATH. For those nothing of spac is imported, because spac brings its own library. The program
+prints tokens per second as JSON: of 32 tokens one by one (tg), of batches of 4 (pp4), and of a prompt of 256
+(pp256), each from an empty context, with random tokens and the logits of the last one.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ def timed(api: Any, context: int, n_vocab: int) -> dict[str, float]:
 
 def worker(system: str, model: str, n_threads: int) -> dict[str, float]:
     """Return the figures of spac or of the library of LLAMA_CPP_LIB_PATH, in this process."""
-    if system == "spac":
+    if system.startswith("spac"):
         from spac.config import EngineConfig
         from spac.model.pair import ModelPair
 
-        pair = ModelPair(EngineConfig(target=model, device="cpu", ctx=1024, threads=n_threads), None)
+        pages = "on" if "huge" in system else "off"
+        config = EngineConfig(target=model, device="cpu", ctx=1024, threads=n_threads, huge_pages=pages)
+        pair = ModelPair(config, None)
         api = importlib.import_module("llama_cpp.llama_cpp")
         return timed(api, pair.target_context.pointer, _n_vocab(api, pair.target.pointer))
     api = importlib.import_module("llama_cpp.llama_cpp")

@@ -68,6 +68,8 @@ FORMS: dict[str, dict[str, str]] = {
     "by copies": {"SPAC_FORM": "no-in-place"},
     "scheduler beside": {"SPAC_FORM": "schedule-beside"},
     "scheduler between": {"SPAC_FORM": "no-schedule-beside"},
+    "rows read early": {"SPAC_FORM": "early-rows"},
+    "no rows read early": {"SPAC_FORM": "no-early-rows"},
     "with 32 hardware queues": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
     "in place again": {},
 }

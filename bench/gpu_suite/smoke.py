@@ -47,6 +47,7 @@ class Form:
     masks: bool = False  # the device's kernels read the ids masks
     ahead: bool = False  # what follows the CPU's part of a layer is queued before that part is done
     lookahead: int = 0  # distance in layers from which experts are loaded while a step runs
+    early: bool = False  # threads read rows early
     stream_batch: int = 0
     miss: str = "cpu"  # where misses are computed
     resized: str = ""  # the slots after every second batch, in turns with `slots`
@@ -69,6 +70,8 @@ FORMS = (
     Form("llama.cpp, on the device", unpatched=True),
     Form("split, 25 %, masks, ahead, looking ahead", "25%", masks=True, ahead=True, lookahead=1),
     Form("split, 25 %, masks, ahead", "25%", masks=True, ahead=True),
+    Form("split, 25 %, masks, ahead, rows read early", "25%", masks=True, ahead=True, early=True,
+         uses="early"),
     Form("split, 25 %, masks, prompt streamed", "25%", masks=True, ahead=True, stream_batch=32,
          uses="blocks_streamed"),
     Form("split, 25 %, masks, misses loaded", "25%", masks=True, miss="load", uses="misses_loaded"),
@@ -119,6 +122,7 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         make_resident(pair, form.slots)
         if pair.experts is not None:
             pair.experts.set_lookahead(form.lookahead)
+            pair.experts.set_early_rows(form.early)
             pair.experts.set_stream_tokens(form.stream_batch)  # a new pair streams nothing
             if form.miss != "cpu":
                 pair.experts.set_miss(form.miss, False)

@@ -58,15 +58,16 @@ void HostPart::read_early(const SplitBlock & b, const Mask * mask, const Gate & 
     size_t           n_bytes    = 0;
     early_.clear();
     early_ids_.clear();
-    if (gate.has_signalled(mark)) {
+    if (b.layer < 0 || gate.has_signalled(mark)) {
         return;
     }
+    const auto & weights = b.experts->weights_of(b.layer);
     for (const int32_t id : threads_->next.foretell(threads_->cpu.get(), b)) {
         if (mask != nullptr && mask->slot_of[id] >= 0) {
             continue;
         }
         early_ids_.push_back(id);
-        for (const ExpertWeight & weight : b.experts->weights_of(b.layer)) {
+        for (const ExpertWeight & weight : weights) {
             const auto * all = static_cast<const char *>(weight.tensor->data);
             early_.push_back({all + static_cast<size_t>(id) * weight.bytes, weight.bytes});
             n_bytes += weight.bytes;
