@@ -70,7 +70,7 @@ FORMS: dict[str, dict[str, str]] = {
     "scheduler between": {"SPAC_FORM": "no-schedule-beside"},
     "rows read early": {"SPAC_FORM": "early-rows"},
     "no rows read early": {"SPAC_FORM": "no-early-rows"},
-    "with 32 hardware queues": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+    "with 8 hardware queues": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"},
     "in place again": {},
 }
 """Forms of a step that a card has to judge, with the variables of each. The first comes again, because

@@ -39,7 +39,14 @@ static void translate(std::exception_ptr pointer) {
 PYBIND11_MODULE(_core, m) {
     m.doc() = "The mechanism of spac: devices, experts, llama.cpp's loop.";
     py::register_local_exception_translator(&translate);
-    m.attr("__version__")              = SPAC_VERSION;
+    m.attr("__version__") = SPAC_VERSION;
+#ifdef SPAC_CUDA_VERSION
+    m.attr("cuda_version")       = SPAC_CUDA_VERSION;
+    m.attr("cuda_architectures") = SPAC_CUDA_ARCHITECTURES;
+#else
+    m.attr("cuda_version")       = "";
+    m.attr("cuda_architectures") = "";
+#endif
     m.attr("llama_cpp_python_version") = SPAC_LLAMA_CPP_PYTHON_VERSION;
     m.def("llama_decode_address", &spac::llama_decode_address,
           "Return the address of llama_decode as calls inside the library reach it.");

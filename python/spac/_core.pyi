@@ -14,6 +14,10 @@ import numpy.typing as npt
 from spac.machine.arrays import Float32Array, Int32Array
 
 __version__: str
+cuda_version: str
+"""The version of the CUDA toolkit of the build, such as "13.0"; "" without CUDA, or if it is unknown."""
+cuda_architectures: str
+"""The architectures of the build's kernels, as CMake has them, with commas; "" if they are unknown."""
 llama_cpp_python_version: str
 """The version of llama-cpp-python that the library's llama.cpp comes from."""
 

@@ -31,6 +31,12 @@ VARIANTS = {
     "baseline": ("sse4_2",),
 }
 """The CPU flags that each variant of a wheel's library needs beside those of the later ones; best first."""
+STREAMS = "32"
+"""The hardware queues of a CUDA card, for CUDA_DEVICE_MAX_CONNECTIONS: as many as it can have.
+
+With CUDA's default of 8, a stream that waits at a gate may share its queue with another stream, whose work
+then waits too. A context of spac's has up to eleven streams.
+"""
 _handle: ctypes.CDLL | None = None
 
 after_llama_cpp: list[Callable[[], None]] = []
@@ -94,6 +100,7 @@ def load() -> Path:
     path = library_path()
     if _handle is None:
         _refuse_other_library(path)
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", STREAMS)  # The driver reads it once.
         _handle = _open(path)
         env.LIB_PATH.set(path.parent)
     return path

@@ -45,6 +45,15 @@ def import_error(code: str, **variables: str) -> str:
     return last
 
 
+@pytest.mark.parametrize("given", ["", "8"])
+def test_streams_get_hardware_queues_of_their_own(given: str) -> None:
+    """CUDA reads the variable when its first call is made, which the library does."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    before = f"os.environ['{name}'] = '{given}'" if given else f"os.environ.pop('{name}', None)"
+    done = run(f"import os; {before}; import spac._core; print(os.environ['{name}'])")
+    assert done.stdout.strip() == (given or "32")
+
+
 @pytest.mark.parametrize("first", ["import spac._core", "import spac; import llama_cpp"])
 def test_llama_cpp_and_core_share_one_library(first):
     done = run(first + REPORT)

@@ -11,6 +11,7 @@ from pathlib import Path
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.doctor.trial import Finding
+from spac.machine import nvidia
 from spac.machine.device_memory import size
 
 NO_VULKAN_DEVICE = (
@@ -33,6 +34,7 @@ def gpu() -> Iterator[Finding]:
     """Yield the builds, the driver, the GPUs, what they lack, and the pinning of memory."""
     from spac import _core, _library
     from spac.model import pinning
+    from spac.model.devices import kernels_on, without_kernels
 
     built = hasattr(ctypes.CDLL(str(_library.library_path())), "ggml_backend_cuda_reg")
     why = "" if built else "built without CUDA: install the toolkit and spac anew, with -DSPAC_CUDA=on"
@@ -44,6 +46,11 @@ def gpu() -> Iterator[Finding]:
     if with_vulkan():
         why = "" if any(device.name.startswith("Vulkan") for device in devices) else NO_VULKAN_DEVICE
         yield Finding("vulkan-build", "off" if why else "ok", "yes", why)
+    for line in without_kernels(devices):
+        yield Finding("kernels", "fault", "none for this card", line)
+    for name in [device.name for device in devices if kernels_on(device.name) == "compiled"]:
+        why = "the driver compiles them at their first use: build with -DSPAC_CUDA_ARCHITECTURES=native"
+        yield Finding("kernels", "off", f"{name}: none made for this card", why)
     for device in devices:
         free, total = size(device.memory_free), size(device.memory_total)
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
@@ -57,9 +64,13 @@ def gpu() -> Iterator[Finding]:
 
 
 def _why_no_gpu(built: bool, driver: str) -> str:
+    from spac import _core
+
     if not built or not driver:
         what = "a CUDA build" if driver else "a driver" if built else "a CUDA build and a driver"
         return f"needs {what}: everything runs on the CPU; --device simulated shows the split"
+    if why := nvidia.too_old(_core.cuda_version):
+        return why
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "the driver offers no device" + (
         f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
@@ -68,14 +79,9 @@ def _why_no_gpu(built: bool, driver: str) -> str:
 
 def _driver() -> str:
     """Return the NVIDIA driver's version and the CUDA version that it supports; "" without a driver."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    if (supported := nvidia.driver_cuda()) is None:
         return ""
-    version = ctypes.c_int()
-    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
-        return ""
-    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    cuda = f"CUDA {supported[0]}.{supported[1]}"
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:  # WSL2 has no such file

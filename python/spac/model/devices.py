@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spac import _core, env
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.errors import InputError
+from spac.machine import nvidia
 from spac.machine.device_memory import margin, simulated_index
 from spac.model.gguf.info import ModelInfo
 
+COMPILING_S = 1200.0
+"""The seconds that a thread waits at a gate where the driver compiles kernels at their first use."""
 
-def set_switches() -> None:
-    """Set what the environment says about the mechanism, for contexts that are made later."""
-    _core.set_launch_ahead(env.FORM.get("ahead"))
+
+def set_switches(devices: Sequence[_core.DeviceInfo] = ()) -> list[str]:
+    """Set what the environment says about the mechanism, for contexts that are made later on these devices.
+
+    Return notes about what differs from the usual.
+    """
+    ahead, timeout, notes = env.FORM.get("ahead"), env.GATE_TIMEOUT.get(), list[str]()
+    cuda = [device.name for device in devices if device.name.startswith("CUDA")]
+    if cuda and ahead is None and nvidia.on_wsl():
+        # Windows may keep work back that was queued, while the CPU waits for it.
+        ahead = False
+        notes.append(f"WSL2: work is not queued ahead of the CPU; {env.FORM.name}=ahead tries it")
+    if late := [name for name in cuda if kernels_on(name) == "compiled"]:
+        timeout = COMPILING_S if timeout is None else timeout
+        notes.append(
+            f"{', '.join(late)}: the driver compiles this build's kernels at their first use, which may take "
+            "minutes once; -DSPAC_CUDA_ARCHITECTURES=native avoids it"
+        )
+    _core.set_launch_ahead(ahead)
     _core.set_hand_over_in_place(env.FORM.get("in-place"))
-    _core.set_gate_timeout(env.GATE_TIMEOUT.get())
+    _core.set_gate_timeout(timeout)
     _core.set_trust_device_masks(env.FORM.get("masks"))
     _core.set_upload_threads(-1 if env.FORM.get("upload-threads") else 0)
+    return notes
+
+
+def kernels_on(name: str) -> nvidia.Kernels:
+    """Return what this build has for a device."""
+    return nvidia.kernels_for(nvidia.capability(name), _core.cuda_architectures)
+
+
+def without_kernels(devices: Sequence[_core.DeviceInfo]) -> list[str]:
+    """Return one line for each device on which the process would end at the first kernel."""
+    return [_no_kernels(device.name) for device in devices if kernels_on(device.name) == "none"]
+
+
+def _no_kernels(name: str) -> str:
+    card = nvidia.capability(name) or 0
+    return (
+        f"{name} has compute capability {card // 10}.{card % 10}, and this build has kernels for "
+        f"{_core.cuda_architectures} alone: build with -DSPAC_CUDA_ARCHITECTURES={card}"
+    )
 
 
 def choose_device(name: str) -> _core.DeviceInfo | None:
@@ -33,8 +72,8 @@ def choose_devices(names: str) -> tuple[_core.DeviceInfo, ...]:
     """Return the devices of a list of names with commas; none for the CPU alone.
 
     "auto" stands for what SPAC_DEVICE names, or else for all GPUs, or else for the CPU. GPUs of other drivers
-    than the first one's are left out, because they may be the same cards. Raises InputError for an
-    unknown name.
+    than the first one's are left out, because they may be the same cards, and GPUs for which this build has
+    no kernels. Raises InputError for an unknown name, and for such a GPU.
     """
     names = (env.DEVICE.get() or names) if names.strip().lower() == "auto" else names
     given = [name.strip() for name in names.split(",")]
@@ -47,6 +86,8 @@ def choose_devices(names: str) -> tuple[_core.DeviceInfo, ...]:
     if wanted == ["cpu"]:
         return ()
     by_name = {device.name.lower(): device for device in known}
+    if without := without_kernels([by_name[name] for name in wanted if name in by_name]):
+        raise InputError(without[0])
     for text, name in zip(given, wanted, strict=True):
         if name in ("auto", "cpu"):
             raise InputError(f"device '{names}': {text} cannot be one of several, leave it out")
@@ -59,7 +100,7 @@ def choose_devices(names: str) -> tuple[_core.DeviceInfo, ...]:
 
 
 def _all_gpus(known: list[_core.DeviceInfo]) -> tuple[_core.DeviceInfo, ...]:
-    gpus = [device for device in known if not device.shares_host_cores]
+    gpus = [device for device in known if not device.shares_host_cores and kernels_on(device.name) != "none"]
     if not gpus:
         return ()
     driver = _driver(gpus[0].name)

@@ -16,12 +16,13 @@ from spac.config.engine import AUTO_PARALLEL, DEFAULT_CONTEXT
 from spac.config.remote import MOST_DEVICES
 from spac.config.values import StreamBatch
 from spac.errors import InputError, OutOfMemoryError, SpacError
+from spac.machine import nvidia
 from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
 from spac.machine.device_memory import simulated_index, size
 from spac.machine.topology import numa_advice
 from spac.model import kernels
 from spac.model.c_api import MTP, Context, Model
-from spac.model.devices import choose_devices, current, devices_of, room_on, set_switches
+from spac.model.devices import choose_devices, current, devices_of, room_on, set_switches, without_kernels
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
@@ -416,11 +417,14 @@ class ModelPair:
 
     def _note_device(self) -> None:
         device = self.device
-        set_switches()
+        self.notes += set_switches(self.devices)
         set_pinning()
         by_default = self._config.device.lower() == "auto"
+        if by_default and not env.DEVICE.get():
+            self.notes += without_kernels(_core.devices())
         if device is None and by_default and self._has_experts and not env.DEVICE.get():
-            self.notes.append("no GPU found (see `spac doctor`): everything runs on the CPU")
+            why = nvidia.too_old(_core.cuda_version) or "see `spac doctor`"
+            self.notes.append(f"no GPU found ({why}): everything runs on the CPU")
         if by_default and device is not None and simulated_index(device.name) is not None:
             self.notes.append(
                 "no GPU found (see `spac doctor`): a simulated device on the CPU shows the split; "

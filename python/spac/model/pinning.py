@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
-
 from spac import _core, env
-from spac.machine import host_memory
+from spac.machine import host_memory, nvidia
 from spac.machine.device_memory import size
 
 SLICE = 1 << 30
@@ -30,7 +27,7 @@ def limit() -> int | None:
 
 def _usual_limit() -> int | None:
     """Return half of the memory in bytes on WSL2, which pins no more; None on other systems."""
-    if "microsoft" not in platform.release().lower():
+    if not nvidia.on_wsl():
         return None
     try:
         return host_memory.sizes()[1] // 2
@@ -70,18 +67,7 @@ def _reason(why: str, some: bool, device: _core.DeviceInfo) -> str:
 
 def registers_read_only(device: str) -> bool:
     """Return True if a CUDA device can register a file's mapping, or if that is unknown."""
-    number = device.removeprefix("CUDA")
-    if number == device or not number.isdigit():
-        return True
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return True
-    handle, can = ctypes.c_int(), ctypes.c_int(1)
-    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), int(number)):
-        return True
-    failed = driver.cuDeviceGetAttribute(ctypes.byref(can), _READ_ONLY, handle)
-    return bool(failed or can.value)
+    return nvidia.attribute(device, _READ_ONLY) != 0
 
 
 def outlook(devices: list[_core.DeviceInfo]) -> tuple[str, str]:

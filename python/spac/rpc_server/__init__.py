@@ -152,19 +152,22 @@ class Program:
 
     def _server(self) -> _core.RpcServer:
         from spac import _core
-        from spac.model.devices import set_switches, set_up_simulated
+        from spac.model.devices import kernels_on, set_switches, set_up_simulated, without_kernels
         from spac.model.pinning import set_pinning
 
         set_up_simulated()
-        set_switches()
         set_pinning()
         names = [name.strip() for name in (self._options.device or "").split(",") if name.strip()]
         if not names:
-            names = [each.name for each in _core.devices() if not each.shares_host_cores] or ["cpu"]
+            gpus = [each.name for each in _core.devices() if not each.shares_host_cores]
+            names = [name for name in gpus if kernels_on(name) != "none"] or ["cpu"]
         wanted = {name.lower() for name in names}
         if len(wanted) < len(names):
             raise InputError(f"--device {self._options.device}: a device stands twice: name each once")
         lent = [each for each in _core.devices() if each.name.lower() in wanted]
+        if without := without_kernels(lent):
+            raise InputError(without[0])
+        set_switches(lent)
         for each in lent:
             if (limit := self._config.vram_limit) is not None:
                 _core.set_memory_limit(each.name, limit.of(each.memory_total))
