@@ -148,4 +148,6 @@ def test_without_room_prompts_are_split(target, expected):
         assert engine.experts.stats["blocks_streamed"] == 0
         [note] = [note for note in engine.notes if "on their way" in note]
         assert "split" in note
+        engine.forget()
         assert "".join(engine.generate(PROMPT, 24)) == expected
+        assert engine.experts.stats["blocks_streamed"] > 0, "there is room again"

@@ -29,18 +29,19 @@ using Clock = std::chrono::steady_clock;
 // streams and events. They are looked up in the driver that ggml-cuda has loaded, so this code needs no CUDA compiler.
 struct CudaDriver {
     // Values of cuda.h.
-    static constexpr int success = 0, no_context = 201, not_ready = 600;
+    static constexpr int success = 0, out_of_memory = 2, no_context = 201, not_ready = 600;
 
     using ValueOp = int (*)(void * stream, unsigned long long address, uint32_t value, unsigned flags);
 
     // Each pointer is null if the driver lacks the function.
-    ValueOp wait_value                               = nullptr;
-    ValueOp write_value                              = nullptr;
-    int (*query_stream)(void * stream)               = nullptr;
-    int (*query_event)(void * event)                 = nullptr;
-    int (*get_context)(void ** context)              = nullptr; // gets the calling thread's
-    int (*set_context)(void * context)               = nullptr;
-    int (*error_name)(int error, const char ** name) = nullptr;
+    ValueOp wait_value                                    = nullptr;
+    ValueOp write_value                                   = nullptr;
+    int (*query_stream)(void * stream)                    = nullptr;
+    int (*query_event)(void * event)                      = nullptr;
+    int (*get_context)(void ** context)                   = nullptr; // gets the calling thread's
+    int (*set_context)(void * context)                    = nullptr;
+    int (*stream_context)(void * stream, void ** context) = nullptr;
+    int (*error_name)(int error, const char ** name)      = nullptr;
 
     // Returns the loaded driver. It is looked up once, so the first call has to come after a call of ggml-cuda.
     static const CudaDriver & loaded();
@@ -64,6 +65,7 @@ CudaDriver::CudaDriver() {
         find(library, "cuEventQuery", query_event);
         find(library, "cuCtxGetCurrent", get_context);
         find(library, "cuCtxSetCurrent", set_context);
+        find(library, "cuStreamGetCtx", stream_context);
         find(library, "cuGetErrorName", error_name);
     }
 }
@@ -89,7 +91,8 @@ const CudaDriver & driver() { return CudaDriver::loaded(); }
 
 bool has_gates(const CudaDriver & driver) {
     return driver.wait_value != nullptr && driver.write_value != nullptr && driver.query_stream != nullptr &&
-           driver.get_context != nullptr && driver.set_context != nullptr && driver.error_name != nullptr;
+           driver.get_context != nullptr && driver.set_context != nullptr && driver.stream_context != nullptr &&
+           driver.error_name != nullptr;
 }
 
 // A watch that queries the device's failures every 100 ms while ask() is called.
@@ -99,7 +102,7 @@ bool has_gates(const CudaDriver & driver) {
 // capture would spoil the capture, and any call reports a failure.
 class Watch {
   public:
-    Watch() { driver().check(driver().get_context(&context_)); }
+    explicit Watch(void * context) : context_(context) {}
     ~Watch() {
         {
             const std::lock_guard lock(mutex_);
@@ -132,15 +135,19 @@ class Watch {
             lock.unlock();
             const int status = driver().query_stream(per_thread_stream());
             lock.lock();
-            status_ =
-                status == CudaDriver::not_ready || status == CudaDriver::no_context ? CudaDriver::success : status;
+            status_ = tells_nothing(status) ? CudaDriver::success : status;
             changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return stop_; });
         }
     }
 
+    // The query makes the thread's stream at first. A full card may have no memory for it, and works.
+    static bool tells_nothing(int status) {
+        return status == CudaDriver::not_ready || status == CudaDriver::no_context ||
+               status == CudaDriver::out_of_memory;
+    }
     static void * per_thread_stream() { return reinterpret_cast<void *>(uintptr_t{2}); } // CU_STREAM_PER_THREAD
 
-    void *                  context_ = nullptr;
+    void *                  context_;
     std::mutex              mutex_;
     std::condition_variable changed_;
     bool                    asked_ = false, stop_ = false;
@@ -151,15 +158,17 @@ class Watch {
 class CudaGate : public Gate {
   public:
     CudaGate(ggml_backend_t backend, ggml_backend_buffer_ptr words)
-        : stream_(ggml_backend_cuda_stream(backend)), words_(std::move(words)),
-          word_(static_cast<std::atomic<uint32_t> *>(ggml_backend_buffer_get_base(words_.get()))) {
+        : stream_(ggml_backend_cuda_stream(backend)), context_(context_of(stream_)), words_(std::move(words)),
+          word_(static_cast<std::atomic<uint32_t> *>(ggml_backend_buffer_get_base(words_.get()))), watch_(context_) {
         word_[signal_at] = word_[open_at] = 0;
     }
 
     void queue_signal(uint64_t n) override {
+        make_current();
         driver().check(driver().write_value(stream_, address(signal_at), low(n), write_ordered));
     }
     void queue_wait(uint64_t n) override {
+        make_current();
         driver().check(driver().wait_value(stream_, address(open_at), low(n), wait_until_reached));
     }
     void open(uint64_t n) override { word_[open_at].store(low(n), std::memory_order_release); }
@@ -189,8 +198,19 @@ class CudaGate : public Gate {
         }
     }
 
-    // Returns true if the stream signals and waits within a second.
+    // Returns true if the stream signals and waits within a second. Otherwise the words stay for good, since the stream
+    // may still read and write them.
     bool works() {
+        if (answers()) {
+            return true;
+        }
+        words_.release(); // NOLINT(bugprone-unused-return-value)
+        return false;
+    }
+
+  private:
+    bool answers() {
+        make_current();
         if (driver().write_value(stream_, address(signal_at), 1, write_ordered) != CudaDriver::success) {
             return false;
         }
@@ -207,8 +227,22 @@ class CudaGate : public Gate {
         return false;
     }
 
-  private:
     static constexpr int signal_at = 0, open_at = 64; // each word has its own cache line
+
+    static void * context_of(void * stream) {
+        void * context = nullptr;
+        driver().check(driver().stream_context(stream, &context));
+        return context;
+    }
+    // Makes the stream's context the calling thread's, as the driver wants it for memory operations. With several
+    // cards, the thread may have come from another one.
+    void make_current() const {
+        void * now = nullptr;
+        driver().check(driver().get_context(&now));
+        if (now != context_) {
+            driver().check(driver().set_context(context_));
+        }
+    }
 
     static uint32_t low(uint64_t n) { return static_cast<uint32_t>(n); }
     static void     pause() {
@@ -221,6 +255,7 @@ class CudaGate : public Gate {
     unsigned long long address(int word) const { return reinterpret_cast<uintptr_t>(&word_[word]); }
 
     void *                  stream_;
+    void *                  context_;
     ggml_backend_buffer_ptr words_;
     std::atomic<uint32_t> * word_;
     Watch                   watch_;

@@ -1,5 +1,6 @@
 #include "backend/prefill/prefill_runner.h"
 
+#include "backend/device/device.h"
 #include "backend/device/timer.h"
 #include "backend/experts/expert_store.h"
 #include "backend/experts/model_experts.h"
@@ -7,6 +8,7 @@
 #include "core/error.h"
 
 #include <algorithm>
+#include <string>
 #include <unordered_map>
 
 namespace spac {
@@ -39,8 +41,8 @@ void PrefillRunner::reserve(const std::vector<Block> & blocks) {
             bytes = std::max(bytes, turn_bytes(turns_of(block.weights, type), type));
         }
     }
-    if (bytes > 0 && !refused_) {
-        refused_ = !make_stream(bytes, experts_of(blocks.front().weights.front()));
+    if (bytes > 0 && !refuses()) {
+        make_stream(bytes, experts_of(blocks.front().weights.front()));
     }
 }
 
@@ -50,16 +52,19 @@ bool PrefillRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
     const SplitBlock &   first    = *g.blocks.front();
     const ModelExperts & experts  = *first.experts;
     const int            n_tokens = experts.stream_tokens();
-    if (refused_ || n_tokens <= 0 || g.n_tokens < n_tokens ||
-        experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert) || (g.is_staged && all_resident(g))) {
+    if (n_tokens <= 0 || g.n_tokens < n_tokens ||
+        experts.demand.counts(first.block.n_used(), g.n_tokens, first.n_expert) || (g.is_staged && all_resident(g)) ||
+        refuses()) {
         return false;
     }
     if (g.turn_tokens != n_tokens || g.turn_generation != generation_ || !weights_) {
         stream_.synchronize(); // launches under way read the nodes that are replaced
-        refused_ = !make_turns(g, n_tokens, scratch);
+        if (!make_turns(g, n_tokens, scratch)) {
+            return false;
+        }
     }
     next_ = 0;
-    return !refused_ && !g.turns.empty();
+    return !g.turns.empty();
 }
 
 void PrefillRunner::end() {
@@ -100,28 +105,37 @@ void PrefillRunner::fetch_tail(const SplitBlock & b, size_t n_blocks) {
     tails_.push_back({b.experts, b.layer, offset, stride, b.block.n_used(), n_tokens});
 }
 
+// Returns true if the device has refused the weight stream, and has hardly more free memory now. Slots that shrink, or
+// another program that ends, may have left some.
+bool PrefillRunner::refuses() const { return wanted_free_ > 0 && memory_of(stream_.device()).free < wanted_free_; }
+
 bool PrefillRunner::make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts) {
     if (weights_ && weights_->region_bytes() >= region_bytes) {
         return true;
     }
-    stream_.synchronize(); // launches under way read the regions that are replaced
+    const bool again = wanted_free_ > 0; // the log has said why
+    stream_.synchronize();               // launches under way read the regions that are replaced
     weights_.reset();
     held_.reset();
+    std::string why;
     if (!turns_affordable(stream_.device(), region_bytes)) {
-        GGML_LOG_WARN("spac: the experts of a layer are too large to pass through %s: prompts are split between it "
-                      "and the CPU\n",
-                      ggml_backend_dev_name(stream_.device()));
-        return false;
+        why = std::string("the experts of a layer are too large to pass through ") +
+              ggml_backend_dev_name(stream_.device());
+    } else {
+        try {
+            weights_ = std::make_unique<WeightStream>(stream_, region_bytes);
+            held_    = experts->hold_stream(stream_.device(), WeightTurn::n_regions * region_bytes);
+        } catch (const Error & error) {
+            weights_.reset(); // its regions, if it was made
+            why = error.what();
+        }
     }
-    try {
-        weights_ = std::make_unique<WeightStream>(stream_, region_bytes);
-        held_    = experts->hold_stream(stream_.device(), WeightTurn::n_regions * region_bytes);
-    } catch (const Error & error) {
-        GGML_LOG_WARN("spac: %s: prompts are split between it and the CPU\n", error.what());
-        return false;
+    wanted_free_ = weights_ ? 0 : memory_of(stream_.device()).free + region_bytes;
+    if (!weights_ && !again) {
+        GGML_LOG_WARN("spac: %s: prompts are split between it and the CPU\n", why.c_str());
     }
-    ++generation_;
-    return true;
+    generation_ += weights_ ? 1 : 0;
+    return weights_ != nullptr;
 }
 
 bool PrefillRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch) {

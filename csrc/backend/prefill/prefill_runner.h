@@ -121,6 +121,7 @@ class PrefillRunner {
         int                           n_used, n_tokens;
     };
 
+    bool refuses() const;
     bool make_stream(size_t region_bytes, const std::shared_ptr<ModelExperts> & experts);
     bool make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch);
     void prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region);
@@ -129,10 +130,10 @@ class PrefillRunner {
     ComputeStream &               stream_;
     std::shared_ptr<void>         held_; // counts the bytes of weights_ at its model's experts
     std::unique_ptr<WeightStream> weights_;
-    uint64_t                      generation_ = 0;     // number of weights_
-    bool                          refused_    = false; // the device refused the weight stream
-    size_t                        next_       = 0;     // next turn of the graph under way
-    ggml_backend_buffer_ptr       tail_ids_;           // host memory
+    uint64_t                      generation_  = 0; // number of weights_
+    size_t                        wanted_free_ = 0; // the device's free memory for another try; 0: nothing was refused
+    size_t                        next_        = 0; // next turn of the graph under way
+    ggml_backend_buffer_ptr       tail_ids_;        // host memory
     std::vector<Tail>             tails_;
 };
 

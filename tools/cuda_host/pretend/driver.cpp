@@ -50,6 +50,10 @@ CUresult push_operation(CUstream handle, CUdeviceptr address, uint32_t value, un
     if (const CUresult result = word_at(address, range, word); result != CUDA_SUCCESS) {
         return result;
     }
+    if (stream->card != current_card()) {
+        misuse("a stream's memory operation while the context of card %d is current, not card %d's", current_card(),
+               stream->card);
+    }
     count(waits ? Kind::wait_value : Kind::write_value, stream->number, sizeof(uint32_t));
     op.kind    = waits ? Kind::wait_value : Kind::write_value;
     op.touches = {range};
@@ -168,7 +172,18 @@ PRETEND_API CUresult cuCtxSetCurrent(CUcontext context) {
     return CUDA_SUCCESS;
 }
 
-PRETEND_API CUresult cuStreamQuery(CUstream stream) { return query(stream); }
+PRETEND_API CUresult cuStreamGetCtx(CUstream handle, CUcontext * context) {
+    const StreamPtr stream = stream_of(reinterpret_cast<cudaStream_t>(handle));
+    if (stream == nullptr) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    *context = reinterpret_cast<CUcontext>(&contexts.at(static_cast<size_t>(stream->card)));
+    return CUDA_SUCCESS;
+}
+
+PRETEND_API CUresult cuStreamQuery(CUstream stream) {
+    return settings().full_query ? CUDA_ERROR_OUT_OF_MEMORY : query(stream);
+}
 
 PRETEND_API CUresult cuEventQuery(CUevent event) {
     if (!settings().event_query) {

@@ -33,6 +33,7 @@ const Settings & settings() {
         /* .mem_ops    = */ number("MEM_OPS", 1) != 0,
         /* .vmm        = */ number("VMM", 1) != 0,
         /* .event_query = */ number("EVENT_QUERY", 1) != 0,
+        /* .full_query = */ number("FULL_QUERY", 0) != 0,
         /* .implicit   = */ static_cast<int>(number("IMPLICIT", 0)),
         /* .check      = */ number("CHECK", 1) != 0,
         /* .abort      = */ number("ABORT", 0) != 0,

@@ -20,6 +20,7 @@ struct Settings {
     bool        mem_ops;       // MEM_OPS=0: streams cannot write or wait for values
     bool        vmm;           // VMM=0: the driver has no virtual memory
     bool        event_query;   // EVENT_QUERY=0: the driver answers questions about events with an error
+    bool        full_query;    // FULL_QUERY=1: the driver has no memory to ask a stream how far it has come
     int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card
     bool        check;         // CHECK=0: kernels' pointers are not looked up
     bool        abort;         // ABORT=1: a misuse ends the process, for a debugger

@@ -184,6 +184,12 @@ print(json.dumps([[code == 0 for code in done], sum(json.loads(report())["misuse
 """
 
 
+def test_a_full_card_is_not_a_broken_one(package: Path) -> None:
+    """A layer that takes long is asked about on a stream of its own, for which a full card has no memory."""
+    slow = {"FULL_QUERY": 1, "KERNEL_US": 4000}
+    assert run_clean(Job(tokens=4, card=slow), package).text == run_clean(Job(tokens=4), package).text
+
+
 def test_a_stream_reaches_its_own_card(package: Path) -> None:
     library = package.parent / "libcuda.so.1"
     environment = os.environ | {"PRETEND_CUDA_CARDS": "2"}
