@@ -1,6 +1,7 @@
 // Bindings of the CPU's kernels (csrc/kernels): their list, the trial of the ways to compute, and the way in use.
 #include "bindings/bindings.h"
 #include "kernels/rows.h"
+#include "kernels/shares.h"
 
 #include <algorithm>
 
@@ -82,6 +83,8 @@ void bind_kernels(py::module_ & m) {
     m.def("cpu_kernels_enabled", &enabled, "Return True if the CPU computes with spac's kernels.");
     m.def("set_cpu_kernels", &enable, py::arg("on"),
           "Choose if the CPU computes with spac's kernels or with ggml's own, for the whole process.");
+    m.def("set_uneven_cores", &spac::kernels::set_uneven_cores, py::arg("on"),
+          "Tell before the first product that fast and slow cores compute together.");
     m.def("time_cpu_kernels", &trial, py::arg("types"), py::arg("threads"), py::arg("seconds"),
           "Measure the ways to compute with weights of these types.");
     m.def(

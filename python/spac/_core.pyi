@@ -37,6 +37,9 @@ def cpu_kernels_enabled() -> bool:
 def set_cpu_kernels(on: bool) -> None:
     """Set for the whole process whether the CPU computes with spac's kernels or with ggml's own."""
 
+def set_uneven_cores(on: bool) -> None:
+    """Tell that fast and slow cores compute together. It counts before the process's first product alone."""
+
 def time_cpu_kernels(
     types: list[str], threads: int, seconds: float
 ) -> tuple[dict[str, dict[str, tuple[float, float]]], float]:

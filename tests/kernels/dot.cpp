@@ -45,14 +45,16 @@ int kernel_dot(int type, int way, int64_t n, const char * weights, size_t stride
 
 // Counts how often each row of each matrix is in a run of some thread: times [n_matrices, n_rows]. Threads come in
 // random order. Returns the number of runs, or -1 if a run is invalid.
-int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth, unsigned seed, int32_t * times) {
+int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth, unsigned seed, int uneven,
+          int32_t * times) {
     std::atomic<int> counter{nth};
     const auto       inputs = [&](int64_t matrix) { return n_inputs[matrix]; };
     using Shares            = spac::kernels::Shares<decltype(inputs)>;
+    const auto & how        = uneven != 0 ? spac::kernels::for_uneven_cores : spac::kernels::for_even_cores;
     std::vector<std::unique_ptr<Shares>> waiting;
     for (int i = 0; i < nth; i++) {
         waiting.push_back(
-            std::make_unique<Shares>(n_matrices, n_rows, spac::kernels::Thread{i, nth}, counter, nth, inputs));
+            std::make_unique<Shares>(n_matrices, n_rows, spac::kernels::Thread{i, nth}, counter, nth, inputs, how));
     }
     std::minstd_rand   random(seed);
     spac::kernels::Run run;

@@ -59,7 +59,7 @@ struct ggml_type_traits_cpu {
 };
 const struct ggml_type_traits_cpu * ggml_get_type_traits_cpu(int type);
 size_t ggml_row_size(int type, int64_t ne);
-int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth, unsigned seed,
+int share(int64_t n_matrices, int64_t n_rows, const int64_t * n_inputs, int nth, unsigned seed, int uneven,
           int32_t * times);
 extern int64_t (*ggml_cpu_mul_mat_id)(int ith, int nth, const void * dst, const void * wdata,
                                       const int64_t * counts, const int32_t * rows, void * counter);
@@ -285,7 +285,7 @@ def test_every_row_is_shared_out_once(kernels: Kernels, data: st.DataObject) -> 
     times = np.zeros((n_matrix, n_row), np.int32)
     n_run = kernels.c.share(
         n_matrix, n_row, _ffi.from_buffer("int64_t[]", n_input), data.draw(st.integers(1, 70), "threads"),
-        data.draw(st.integers(0, 2**31), "order"),
+        data.draw(st.integers(0, 2**31), "order"), data.draw(st.booleans(), "uneven"),
         _ffi.from_buffer("int32_t[]", times, require_writable=True),
     )  # fmt: skip
     assert n_run >= 0
@@ -296,10 +296,21 @@ def test_most_of_a_thread_s_rows_lie_together(kernels: Kernels) -> None:
     """Two threads share six experts of 1,408 rows, three for each. A sixth of the rows goes in pieces."""
     n_input, times = np.ones(6, np.int64), np.zeros((6, 1408), np.int32)
     n_run = kernels.c.share(
-        6, 1408, _ffi.from_buffer("int64_t[]", n_input), 2, 1,
+        6, 1408, _ffi.from_buffer("int64_t[]", n_input), 2, 1, 0,
         _ffi.from_buffer("int32_t[]", times, require_writable=True),
     )  # fmt: skip
     assert n_run <= 2 * (3 + 4)
+
+
+def test_where_cores_are_uneven_all_rows_go_in_small_pieces(kernels: Kernels) -> None:
+    """A slow core then comes last by one piece at most: an eighth of a thread's share."""
+    n_input, times = np.ones(2, np.int64), np.zeros((2, 1408), np.int32)
+    n_run = kernels.c.share(
+        2, 1408, _ffi.from_buffer("int64_t[]", n_input), 4, 1, 1,
+        _ffi.from_buffer("int32_t[]", times, require_writable=True),
+    )  # fmt: skip
+    assert 4 * 8 <= n_run <= 4 * 8 + 1
+    assert np.all(times == 1)
 
 
 def assert_same(ours: Float32Array, theirs: Float32Array) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from spac.machine.topology import is_uneven, n_cores, numa_advice, placing, ranked, read_cpus, shared_nodes
+from spac.machine.topology import (
+    is_uneven,
+    mixes_kinds,
+    n_cores,
+    numa_advice,
+    placing,
+    ranked,
+    read_cpus,
+    shared_nodes,
+)
 
 
 def machine(
@@ -53,6 +62,7 @@ def test_a_hybrid(tmp_path: Path, source: str) -> None:
     assert n_cores(cpus) == 16
     assert ranked(cpus) == [*range(0, 16, 2), *range(16, 24), *range(1, 16, 2)]
     assert is_uneven(cpus)
+    assert [threads for threads in (1, 8, 9, 24) if mixes_kinds(cpus, threads)] == [9, 24]
     assert placing(cpus, 8, None) == (list(range(0, 16, 2)), False)
     assert placing(cpus, 3, True) == ([0, 2, 4], True)
     assert placing(cpus, 8, False) == ([], False)

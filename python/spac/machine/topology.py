@@ -71,6 +71,12 @@ def is_uneven(cpus: Sequence[Cpu]) -> bool:
     return len({cpu.is_slow for cpu in cpus}) > 1 or len({cpu.node for cpu in cpus}) > 1
 
 
+def mixes_kinds(cpus: Sequence[Cpu], threads: int) -> bool:
+    """Return True if this number of threads takes performance cores and efficiency cores together."""
+    best = set(ranked(cpus)[:threads])
+    return len({cpu.is_slow for cpu in cpus if cpu.number in best}) > 1
+
+
 def placing(cpus: Sequence[Cpu], threads: int, pin: bool | None) -> tuple[list[int], bool]:
     """Return the CPUs for this number of threads, and True if each thread is bound to one of them.
 

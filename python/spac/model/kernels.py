@@ -21,6 +21,7 @@ from spac import _core, _library, env
 from spac.errors import InputError
 from spac.machine.cpu import cpu_description
 from spac.machine.files import write_atomically
+from spac.machine.topology import mixes_kinds, read_cpus
 from spac.model.gguf.info import ModelInfo
 
 SECONDS = 0.1
@@ -49,6 +50,7 @@ def choose(types: Iterable[str], threads: int) -> dict[str, Choice]:
     which takes about a quarter of a second each. Types without kernels are left out. Nothing is measured with
     SPAC_CPU_KERNELS=0.
     """
+    _core.set_uneven_cores(mixes_kinds(read_cpus(), threads))
     names = {ggml_name(kind) for kind in types}
     wanted = [kind for kind in _core.trusted_cpu_kernels() if kind in names]
     if env.CPU_KERNELS.get() is not False:
