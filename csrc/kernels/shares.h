@@ -21,7 +21,7 @@ struct Thread {
     int ith, nth; // its number, and the number of threads
 };
 
-// How stretches are cut.
+// The way in which stretches are cut.
 struct Sharing {
     int64_t rest_share; // one in so many parts of a stretch is its rest
     int64_t pieces;     // of a rest

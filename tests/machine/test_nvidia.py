@@ -1,4 +1,4 @@
-"""What NVIDIA's driver and cards can run, by what the driver's library answers."""
+"""Tests of what NVIDIA's driver and cards can run, by what the driver's library answers."""
 
 from __future__ import annotations
 
