@@ -19,6 +19,7 @@ echo ' {"n_prompt": 0, "n_gen": 32, "avg_ts": 2.0}]'
 """
 
 
+@pytest.mark.usefixtures("reference_lib")
 def test_every_system_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "llama-bench"
     program.write_text(PEER)

@@ -109,6 +109,18 @@ Router router_of(const Block & block) {
     return {};
 }
 
+std::vector<float> matrix_of(const Router & router) {
+    const ggml_tensor * t = router.weight;
+    if (t->type == GGML_TYPE_F32) {
+        return table_of(t);
+    }
+    std::vector<char>  bytes(ggml_nbytes(t));
+    std::vector<float> values(static_cast<size_t>(ggml_nelements(t)));
+    ggml_backend_tensor_get(t, bytes.data(), 0, bytes.size());
+    ggml_get_type_traits(t->type)->to_float(bytes.data(), values.data(), ggml_nelements(t));
+    return values;
+}
+
 Chooser::Chooser(const Router & router)
     : bias_(table_of(router.bias)), choice_bias_(table_of(router.choice_bias)), activation_(router.activation),
       n_groups_(router.n_groups), n_groups_used_(router.n_groups_used) {}

@@ -24,6 +24,8 @@ struct Router {
 
 // Returns the block's router, if it consists of one matrix.
 Router router_of(const Block & block);
+// Copies the router's matrix from the device, [n_expert, width]. Its type must be F32, or convertible to it.
+std::vector<float> matrix_of(const Router & router);
 
 // Computes on the host which experts a router chooses, from its matrix's products. It is not thread-safe.
 class Chooser {

@@ -52,17 +52,8 @@ std::pair<uintptr_t, uintptr_t> StreamTap::callback() {
 void StreamTap::load(const std::vector<Predictions::Row> & rows) {
     host_next_ = rows.size();
     for (size_t i = host_rows_.size(); i < rows.size(); ++i) {
-        const ggml_tensor * weight = rows[i].router->weight;
-        const auto *        traits = ggml_get_type_traits(weight->type);
-        std::vector<char>   bytes(ggml_nbytes(weight));
-        ggml_backend_tensor_get(weight, bytes.data(), 0, bytes.size());
         HostRow row;
-        row.weight.resize(static_cast<size_t>(ggml_nelements(weight)));
-        if (weight->type == GGML_TYPE_F32) {
-            std::memcpy(row.weight.data(), bytes.data(), bytes.size());
-        } else {
-            traits->to_float(bytes.data(), row.weight.data(), ggml_nelements(weight));
-        }
+        row.weight = matrix_of(*rows[i].router);
         host_rows_.push_back(std::move(row));
     }
 }

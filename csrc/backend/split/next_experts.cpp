@@ -17,23 +17,11 @@ bool can_ask(const Router * router, const SplitBlock & b) {
            (router->weight->type == GGML_TYPE_F32 || ggml_get_type_traits(router->weight->type)->to_float != nullptr);
 }
 
-std::vector<float> floats_of(const ggml_tensor * t) {
-    std::vector<float> values(static_cast<size_t>(ggml_nelements(t)));
-    std::vector<char>  bytes(ggml_nbytes(t));
-    ggml_backend_tensor_get(t, bytes.data(), 0, bytes.size());
-    if (t->type == GGML_TYPE_F32) {
-        memcpy(values.data(), bytes.data(), bytes.size());
-    } else {
-        ggml_get_type_traits(t->type)->to_float(bytes.data(), values.data(), ggml_nelements(t));
-    }
-    return values;
-}
-
 } // namespace
 
 NextExperts::Table::Table(const Router & router)
     : chooser(router), width(router.weight->ne[0]), n_expert(router.weight->ne[1]) {
-    const std::vector<float> values = floats_of(router.weight);
+    const std::vector<float> values = matrix_of(router);
     const ggml_type          type   = width % ggml_blck_size(GGML_TYPE_Q8_0) == 0 ? GGML_TYPE_Q8_0 : GGML_TYPE_F32;
     bytes.resize(ggml_row_size(type, width) * static_cast<size_t>(n_expert));
     if (type == GGML_TYPE_F32) {
