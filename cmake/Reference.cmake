@@ -129,6 +129,7 @@ spac_llama_library(spac-reference libspac-reference.so "${SPAC_PACKAGE_OUTPUT}/l
 if(SPAC_WITH_CUDA)
     spac_link_cuda(spac-reference published)
     target_sources(spac-reference PRIVATE "${PROJECT_SOURCE_DIR}/csrc/backend/device/cuda_memory.cpp")
+    target_include_directories(spac-reference PRIVATE "${PROJECT_SOURCE_DIR}/csrc")
     target_compile_definitions(spac-reference PRIVATE SPAC_WITH_CUDA)
 endif()
 if(SPAC_WITH_VULKAN)

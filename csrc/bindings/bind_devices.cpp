@@ -62,6 +62,7 @@ void bind_devices(py::module_ & m) {
         .def_readonly("limit", &DeviceMemory::limit)
         .def_readonly("used", &DeviceMemory::used)
         .def_readonly("peak", &DeviceMemory::peak)
+        .def_readonly("kernels", &DeviceMemory::kernels)
         .def_readonly("n_device_buffers", &DeviceMemory::n_device_buffers)
         .def_readonly("n_host_buffers", &DeviceMemory::n_host_buffers)
         .def_property_readonly("size", &DeviceMemory::size);
@@ -101,6 +102,7 @@ void bind_devices(py::module_ & m) {
         return refusal.device.empty() ? py::object(py::none())
                                       : py::make_tuple(refusal.device, refusal.asked, refusal.memory);
     });
+    m.def("take_kernel_refusal", &spac::take_kernel_refusal, py::arg("device"));
     m.def("set_default_device", &spac::set_default_device, py::arg("name"));
     m.def("default_device", &spac::default_device);
 
@@ -108,16 +110,16 @@ void bind_devices(py::module_ & m) {
     m.def(
         "set_simulated_device",
         [](double upload_gb_s, double latency_us, double delay_us, long memory_mb, int fail_uploads, int n_threads,
-           double spin_us, long pin_limit_mb, const std::string & fault, int index) {
+           double spin_us, long pin_limit_mb, double kernel_share, const std::string & fault, int index) {
             spac::set_simulated_device({upload_gb_s, latency_us, delay_us, memory_mb, fail_uploads, n_threads, spin_us,
-                                        pin_limit_mb, spac::simulated_fault(fault)},
+                                        pin_limit_mb, kernel_share, spac::simulated_fault(fault)},
                                        index);
         },
         py::kw_only(), py::arg("upload_gb_s") = preset.upload_gb_s, py::arg("latency_us") = preset.latency_us,
         py::arg("delay_us") = preset.delay_us, py::arg("memory_mb") = preset.memory_mb,
         py::arg("fail_uploads") = preset.fail_uploads, py::arg("n_threads") = preset.n_threads,
-        py::arg("spin_us") = preset.spin_us, py::arg("pin_limit_mb") = preset.pin_limit_mb, py::arg("fault") = "",
-        py::arg("index") = 0,
+        py::arg("spin_us") = preset.spin_us, py::arg("pin_limit_mb") = preset.pin_limit_mb,
+        py::arg("kernel_share") = preset.kernel_share, py::arg("fault") = "", py::arg("index") = 0,
         "Set a simulated device's speed and faults, from now on. An index above 0 makes further devices.");
     m.def(
         "simulated_device",
@@ -132,6 +134,7 @@ void bind_devices(py::module_ & m) {
             result["n_threads"]    = settings.n_threads;
             result["spin_us"]      = settings.spin_us;
             result["pin_limit_mb"] = settings.pin_limit_mb;
+            result["kernel_share"] = settings.kernel_share;
             return result;
         },
         py::arg("index") = 0);

@@ -257,6 +257,7 @@ void bind_experts(py::module_ & m) {
         .def_property_readonly("trace", [](const Experts & experts) { return experts.trace(); })
         .def("set_step_tokens", at_home(&Experts::set_step_tokens), py::arg("n_max"), Release())
         .def("set_lookahead", at_home(&Experts::set_lookahead), py::arg("n_layers"), Release())
+        .def("set_rehearsing", at_home(&Experts::set_rehearsing), py::arg("on"), Release())
         .def("set_early_rows", at_home(&Experts::set_early_rows), py::arg("on"), Release())
         .def("set_tail_tokens", at_home(&Experts::set_tail_tokens), py::arg("n_tokens"), Release())
         .def("set_stream_tokens", at_home(&Experts::set_stream_tokens), py::arg("n_min"), Release())

@@ -199,6 +199,7 @@ void bind_llama(py::module_ & m) {
     m.def("load_adapter", &spac::load_adapter, arg("model"), arg("path"), Release());
     m.def("apply_adapters", &spac::apply_adapters, arg("context"), arg("adapters"), arg("scales"), Release());
 
+    m.def("rehearse", &spac::rehearse, arg("context"), arg("n_tokens"), Release());
     m.def("decode", &decode, arg("context"), arg("tokens"), arg("position"), arg("logits"));
     m.def("logits", &logits, arg("context"), arg("n_rows"));
     m.def("synchronize", &spac::synchronize, arg("context"), Release());

@@ -119,6 +119,7 @@ class PyServerLoop {
         spac::LoopListeners more;
         more.draft_length = calling<int, int, int>("draft_length");
         more.text_begin   = calling<void, uint64_t>("text_begin");
+        more.memory_full  = calling<bool>("memory_full");
         more.step_end     = calling<void, const spac::ParallelStep &, double>("step_end");
         more.together     = [](const std::function<void()> & listeners) {
             const py::gil_scoped_acquire acquire;

@@ -174,9 +174,9 @@ SamplingConfig sampling_config(const py::dict & keywords) {
 }
 
 void check_callback(const std::string & event, const py::object & callback) {
-    static const std::set<std::string> known = {"draft_length", "draft_token", "draft_end",
-                                                "verify_layer", "verify_end",  "prompt_graph",
-                                                "prompt_tail",  "text_begin",  "step_end"};
+    static const std::set<std::string> known = {"draft_length", "draft_token",  "draft_end",   "verify_layer",
+                                                "verify_end",   "prompt_graph", "prompt_tail", "text_begin",
+                                                "step_end",     "memory_full"};
     if (known.count(event) == 0) {
         std::string names;
         for (const auto & each : known) {

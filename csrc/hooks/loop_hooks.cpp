@@ -365,6 +365,27 @@ bool LoopHooks::sampling(const llama_context * ctx, const common_sampler * sampl
     return ctx == target_ && found->second.is_greedy;
 }
 
+// Returns the last positions of the batch's sequences in the memory.
+LoopHooks::Ends LoopHooks::ends() const {
+    Ends ends;
+    for (const auto & [sequence, n] : windows_) {
+        ends[sequence] = llama_memory_seq_pos_max(llama_get_memory(target_), sequence);
+    }
+    return ends;
+}
+
+// Returns true if a decode may be repeated for which a device had no memory: with smaller graphs, or because the device
+// has more now. Its finished graphs are forgotten. A state that cannot go back may have changed in them, so it forbids
+// the repetition.
+bool LoopHooks::may_repeat(const Ends & before, bool is_smaller) {
+    auto * const memory = llama_get_memory(target_);
+    return (is_smaller || (more_.memory_full && more_.memory_full())) &&
+           std::all_of(before.begin(), before.end(), [&](const auto & end) {
+               return llama_memory_seq_pos_max(memory, end.first) == end.second ||
+                      llama_memory_seq_rm(memory, end.first, end.second + 1, -1);
+           });
+}
+
 // Runs a decode of the windows of slots that generate.
 int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     SpanScope scope(*trace_, Activity::verify);
@@ -379,14 +400,17 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
         }
         end_draft({});
     }
-    has_drafted_   = false;
-    int status     = 0;
-    step_.verified = true;
+    const Ends before = ends();
+    has_drafted_      = false;
+    int status        = 0;
+    step_.verified    = true;
     count_parts(true);
     demand_.count(
         [&] {
-            status = run();
-            llama_synchronize(target_);
+            do {
+                status = run();
+                llama_synchronize(target_);
+            } while (status == -2 && may_repeat(before, false));
         },
         step_.batch);
     count_parts(false);
@@ -404,13 +428,14 @@ int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, int n_ou
     scope.span.count    = n_tokens;
     const auto start    = Clock::now();
     const bool has_tail = n_outputs > 0 && listeners_.prompt_tail;
+    const Ends before   = ends();
     int        status   = 0;
     do {
         const GraphSize size(*target_, graph_.choose(n_tokens, listeners_.prompt_graph));
         const NotedTail tail(has_tail ? experts_.get() : nullptr, NotedTail::route_tokens);
         status = run();
         llama_synchronize(target_);
-    } while (status == -2 && graph_.fails());
+    } while (status == -2 && may_repeat(before, graph_.fails()));
     if (std::vector<int32_t> ids; status == 0 && has_tail && experts_ != nullptr) {
         experts_->routes(ids);
         if (!ids.empty()) { // blocks that cannot be split, as those with an adapter, note none

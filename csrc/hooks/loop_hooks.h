@@ -97,6 +97,8 @@ class LoopHooks : NotCopied {
     bool skips(const common_sampler * sampler);
 
   private:
+    using Ends = std::map<llama_seq_id, llama_pos>; // the last positions of sequences
+
     struct Sampler {
         bool                                        is_greedy = false; // true: nobody looks at the candidates either
         bool                                        asks_probabilities = false;
@@ -108,6 +110,8 @@ class LoopHooks : NotCopied {
 
     int  verify(const std::function<int()> & run, int n_tokens);
     int  evaluate(const std::function<int()> & run, int n_tokens, int n_outputs);
+    bool may_repeat(const Ends & before, bool is_smaller);
+    Ends ends() const;
     void end_draft(const llama_tokens & all);
     void end_step();
     bool is_finite(int n_outputs) const;

@@ -15,6 +15,8 @@ struct LoopListeners {
     // Called before the prompt of a request's text is read, with the number of an own request, or 0. What it throws
     // refuses the request.
     std::function<void(uint64_t number)> text_begin;
+    // Called when a device had no memory for a decode. Returns true if it has more now.
+    std::function<bool()> memory_full;
     // Called when a decode's tokens are sampled. Each slot that sampled is one of the step's sequences. A decode with
     // prompts is no verification, and its drafts do not count.
     std::function<void(const ParallelStep & step, double seconds)> step_end;

@@ -207,6 +207,18 @@ bool apply_adapters(Address context, const std::vector<Address> & adapters, std:
 
 // Evaluation
 
+int rehearse(Address context, int n_tokens) {
+    auto * const             ctx = context_at(context);
+    std::vector<llama_token> tokens(static_cast<size_t>(n_tokens), 0);
+    int                      status = llama_decode(ctx, llama_batch_get_one(tokens.data(), n_tokens));
+    for (int i = 0; i < 3 && status == 0; ++i) { // CUDA captures a graph when it comes for the second time
+        status = llama_decode(ctx, llama_batch_get_one(tokens.data(), 1));
+    }
+    llama_synchronize(ctx);
+    llama_memory_clear(llama_get_memory(ctx), true);
+    return status;
+}
+
 int decode(Address context, const std::vector<int32_t> & tokens, int position, bool logits) {
     auto * const ctx = context_at(context);
     if (tokens.empty()) {

@@ -83,6 +83,9 @@ Address load_adapter(Address model, const std::string & path);
 // Makes an empty context compute with adapters, and decodes a token. Returns false if this fails.
 bool apply_adapters(Address context, const std::vector<Address> & adapters, std::vector<float> scales);
 
+// Evaluates `n_tokens` tokens and some single ones, and forgets them. Returns llama_decode's status.
+int rehearse(Address context, int n_tokens);
+
 // Evaluates tokens of sequence 0, with logits for all or for none. Returns llama_decode's status.
 int decode(Address context, const std::vector<int32_t> & tokens, int position, bool logits);
 // Returns the logits of the last batch, and the number of columns. Throws InputError if there are none.

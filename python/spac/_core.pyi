@@ -173,6 +173,12 @@ def load_adapter(model: int, path: bytes) -> int:
 def apply_adapters(context: int, adapters: Sequence[int], scales: Sequence[float]) -> bool:
     """Make an empty context compute with adapters, and decode a token once. Return False if it fails."""
 
+def rehearse(context: int, n_tokens: int) -> int:
+    """Evaluate `n_tokens` tokens and three single ones behind them, and forget all of them.
+
+    Return llama_decode's status, 0 if all went well.
+    """
+
 def decode(context: int, tokens: Int32Array | Sequence[int], position: int, logits: bool) -> int:
     """Evaluate tokens of sequence 0, with logits for all or for none. Return llama_decode's status."""
 
@@ -238,6 +244,9 @@ class DeviceMemory:
     @property
     def peak(self) -> int:
         """The largest value of `used` since the limit was set, in bytes."""
+    @property
+    def kernels(self) -> int:
+        """The bytes that pools of the device's kernels take, which `used` does not count."""
     @property
     def n_device_buffers(self) -> int:
         """The number of buffers allocated so far on the device."""
@@ -460,6 +469,12 @@ def take_memory_refusal() -> tuple[str, int, DeviceMemory] | None:
     allocation failed.
     """
 
+def take_kernel_refusal(device: str) -> int:
+    """Return the bytes that kernels of a device asked for in vain since the last call; 0 for none.
+
+    Raise InputError if the name is unknown.
+    """
+
 def set_default_device(name: str) -> None:
     """Set the device of models that name none; call this before the first model is loaded."""
 
@@ -474,6 +489,7 @@ def set_simulated_device(
     n_threads: int = 1,
     spin_us: float = 50,
     pin_limit_mb: int = -1,
+    kernel_share: float = 0,
     fault: str = "",
     index: int = 0,
 ) -> None:
@@ -723,6 +739,12 @@ class Experts:
         """Set how many layers ahead experts are predicted and loaded in a step (backend/experts/experts.h).
 
         0 switches this off. Raise InputError for a negative number.
+        """
+    def set_rehearsing(self, on: bool) -> None:
+        """Set whether graphs are rehearsals, whose results nobody wants.
+
+        The CPU computes no experts in them, and devices launch the kernels of their part whatever is
+        resident.
         """
     def set_early_rows(self, on: bool) -> None:
         """Set whether threads read rows of predicted experts early (backend/experts/experts.h)."""
@@ -1303,6 +1325,7 @@ class ServerLoop:
         evaluate, and 0. It returns the tokens of the next graph, at most n_batch. If there is no memory for
         this graph, it is called again with its tokens in place of 0, and a smaller one is tried. The graphs
         of the context's n_ubatch are the last resort. "prompt_tail" comes when a prompt was evaluated.
+        "memory_full" comes if a device has no memory for a decode, which is repeated if the result is true.
         """
     def generate(
         self,

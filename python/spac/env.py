@@ -200,6 +200,7 @@ SIMULATED_DEVICE = Pairs(
         "n_threads": int,
         "spin_us": float,
         "pin_limit_mb": int,
+        "kernel_share": float,
         "fault": str,
     },
     "How the simulated device behaves, for tests and for seeing what a slow link does, such as "
@@ -220,6 +221,8 @@ FORM = Parts(
         "copies go through a staging buffer, and prompts are slower. All drivers that can do this.",
         "lookahead": "Layers look ahead where --lookahead is not given. GPUs do this.",
         "whole": "A model whose experts all fit runs without the split, on GPUs with memory of their own.",
+        "rehearsal": "The largest graphs run once before experts get slots, so that the device's libraries "
+        "have taken their memory. GPUs do this.",
         "schedule-beside": "The scheduler works on a thread of its own while the next step computes. Without "
         "a word, steps in turns decide if that is faster.",
         "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "

@@ -34,12 +34,13 @@ class Job:
     left: int | None = None  # bytes of the card that are left for a second text; None: there is one text
     masked: bool = True  # the device reads ids masks, as after bench/gpu_suite
     ahead: bool = True  # launches ahead of the host, where the device can
+    rehearses: bool = True  # the largest graphs run once before slots are attached
     threads: int = 1
     options: Mapping[str, Any] = field(default_factory=lambda: {"slots": "25%"})
     card: Mapping[str, Any] = field(default_factory=dict)  # PRETEND_CUDA_…, without the prefix
 
     def environment(self) -> dict[str, str]:
-        parts = {"masks": self.masked, "ahead": self.ahead}
+        parts = {"masks": self.masked, "ahead": self.ahead, "rehearsal": self.rehearses}
         switches = {"SPAC_FORM": ",".join(part if on else f"no-{part}" for part, on in parts.items())}
         card = {f"PRETEND_CUDA_{name}": value for name, value in self.card.items()}
         card.setdefault("PRETEND_CUDA_VOCABULARY", self.vocabulary)

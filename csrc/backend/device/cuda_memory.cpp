@@ -7,10 +7,18 @@
 // So ggml-cuda captures none then.
 #if defined(SPAC_WITH_CUDA)
 
+#include "backend/device/cuda_memory.h"
+
 #include <cstddef>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include <dlfcn.h>
+
+namespace spac {
+CudaPools cuda_pools;
+}
 
 namespace {
 
@@ -19,6 +27,7 @@ using Status                                 = int;
 using Device                                 = int;
 using Place                                  = unsigned long long; // CUdeviceptr
 using Handle                                 = unsigned long long; // CUmemGenericAllocationHandle
+constexpr Status       out_of_memory         = 2;
 constexpr Status       not_found             = 500;
 constexpr int          has_virtual_memory    = 102; // CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 constexpr const char * functions_of_memory[] = {"cuMemGetAllocationGranularity",
@@ -50,7 +59,41 @@ template <typename... Arguments> Status call(const char * name, Arguments... arg
     return function != nullptr ? function(arguments...) : not_found;
 }
 
+// The beginning of CUmemAllocationProp, with which ggml-cuda creates memory.
+struct Properties {
+    int type, handle_types, location_type, card;
+};
+
+// Memory of the pools: what was created, and what has an address. Handles and addresses are not used again as long as
+// they are known.
+struct Pools {
+    struct Piece {
+        int    card;
+        size_t bytes;
+    };
+
+    std::mutex              mutex;
+    std::map<Handle, Piece> created;
+    std::map<Place, Piece>  mapped;
+};
+
+// Never destroyed, because pools are freed after main().
+Pools & pools() {
+    static auto * one = new Pools;
+    return *one;
+}
+
+void tell(int card, ptrdiff_t bytes) {
+    if (spac::cuda_pools.changed != nullptr) {
+        spac::cuda_pools.changed(card, bytes);
+    }
+}
+
 } // namespace
+
+int spac::cuda_is_capturing(void * stream, int * state) { return call("cuStreamIsCapturing", stream, state); }
+
+int spac::cuda_memory_info(size_t * free, size_t * total) { return call("cuMemGetInfo_v2", free, total); }
 
 extern "C" {
 
@@ -79,10 +122,26 @@ Status cuMemGetAllocationGranularity(size_t * bytes, const void * properties, in
 }
 
 Status cuMemCreate(Handle * handle, size_t size, const void * properties, unsigned long long flags) {
-    return call("cuMemCreate", handle, size, properties, flags);
+    const Status status = call("cuMemCreate", handle, size, properties, flags);
+    const int    card   = static_cast<const Properties *>(properties)->card;
+    if (status == 0) {
+        Pools &               all = pools();
+        const std::lock_guard lock(all.mutex);
+        all.created[*handle] = {card, size};
+    } else if (status == out_of_memory && spac::cuda_pools.refused != nullptr) {
+        spac::cuda_pools.refused(card, size);
+    }
+    return status;
 }
 
-Status cuMemRelease(Handle handle) { return call("cuMemRelease", handle); }
+Status cuMemRelease(Handle handle) {
+    {
+        Pools &               all = pools();
+        const std::lock_guard lock(all.mutex);
+        all.created.erase(handle);
+    }
+    return call("cuMemRelease", handle);
+}
 
 Status cuMemAddressReserve(Place * place, size_t size, size_t alignment, Place wish, unsigned long long flags) {
     return call("cuMemAddressReserve", place, size, alignment, wish, flags);
@@ -91,10 +150,27 @@ Status cuMemAddressReserve(Place * place, size_t size, size_t alignment, Place w
 Status cuMemAddressFree(Place place, size_t size) { return call("cuMemAddressFree", place, size); }
 
 Status cuMemMap(Place place, size_t size, size_t offset, Handle handle, unsigned long long flags) {
-    return call("cuMemMap", place, size, offset, handle, flags);
+    const Status          status = call("cuMemMap", place, size, offset, handle, flags);
+    Pools &               all    = pools();
+    const std::lock_guard lock(all.mutex);
+    if (const auto found = all.created.find(handle); status == 0 && found != all.created.end()) {
+        all.mapped[place] = found->second;
+        tell(found->second.card, static_cast<ptrdiff_t>(size));
+    }
+    return status;
 }
 
-Status cuMemUnmap(Place place, size_t size) { return call("cuMemUnmap", place, size); }
+Status cuMemUnmap(Place place, size_t size) {
+    {
+        Pools &               all = pools();
+        const std::lock_guard lock(all.mutex);
+        const auto            end = all.mapped.lower_bound(place + size);
+        for (auto at = all.mapped.lower_bound(place); at != end; at = all.mapped.erase(at)) {
+            tell(at->second.card, -static_cast<ptrdiff_t>(at->second.bytes));
+        }
+    }
+    return call("cuMemUnmap", place, size);
+}
 
 Status cuMemSetAccess(Place place, size_t size, const void * access, size_t count) {
     return call("cuMemSetAccess", place, size, access, count);

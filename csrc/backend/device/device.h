@@ -18,6 +18,7 @@ struct DeviceMemory {
     size_t   limit            = 0; // the most that this process may take; 0: no limit
     size_t   used             = 0; // bytes in buffers of this process
     size_t   peak             = 0; // the highest `used` since the limit was set
+    size_t   kernels          = 0; // bytes that kernels' pools of this process take, which `used` does not count
     uint64_t n_device_buffers = 0; // buffers allocated so far
     uint64_t n_host_buffers   = 0; // buffers allocated so far in host memory that the device copies from
 
@@ -50,6 +51,9 @@ struct MemoryRefusal {
 };
 // Returns the first refusal on this thread since the last call.
 MemoryRefusal take_memory_refusal();
+// Returns the bytes that kernels of a device asked for in vain since the last call; 0 for none. Throws InputError if
+// the name is unknown.
+size_t take_kernel_refusal(const std::string & name);
 
 // ---- for the backend: the devices that a SPAC device can wrap are the machine's accelerators, which are taken out of
 // ggml's registry, and devices that are added to them
@@ -70,9 +74,9 @@ ggml_backend_device * first_inner_device();
 // The count of the device memory that this process holds, and its limit.
 //
 // All buffers are counted where they are made and freed: llama.cpp's (weights, contexts, compute buffers) and spac's
-// (slots, staging, masks, weight streams). Memory that a driver keeps for itself (its context, kernels, pools of
-// scratch) is in none of the figures. A limit makes a large device act as a small one: buffers beyond it are refused,
-// and the free memory is the memory that it leaves. Any thread may call these functions.
+// (slots, staging, masks, weight streams). Memory that a driver keeps for itself (its context, kernels) is in none of
+// the figures, and CUDA's pools of scratch have one of their own. A limit makes a large device act as a small one:
+// buffers beyond it are refused, and the free memory is the memory that it leaves. Any thread may call these functions.
 
 // Counts the buffers of a device from now on. Call it before the device's first buffer is made. A second call does
 // nothing.

@@ -1,6 +1,7 @@
 #include "backend/device/device.h"
 
 #include "backend/device/ggml_internals.h"
+#include "backend/device/kernel_memory.h"
 
 #include <algorithm>
 #include <list>
@@ -88,6 +89,7 @@ DeviceMemory memory_of(ggml_backend_dev_t device) {
     DeviceMemory memory;
     ggml_backend_dev_memory(device, &memory.free, &memory.total);
     memory.device_free = memory.free;
+    memory.kernels     = kernel_memory(device);
     const std::lock_guard lock(watch_mutex);
     for (const Watched & w : watched()) {
         if (w.device == device && w.is_host) {
@@ -112,6 +114,8 @@ void set_memory_limit(ggml_backend_dev_t device, size_t bytes) {
     w.limit                 = bytes;
     w.peak                  = w.used;
 }
+
+size_t take_kernel_refusal(const std::string & name) { return take_kernel_refusal(inner_device(name)); }
 
 MemoryRefusal take_memory_refusal() {
     MemoryRefusal taken;

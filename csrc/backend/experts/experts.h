@@ -238,6 +238,9 @@ class Experts {
     // layer `n_layers` behind it, and the experts that this router would choose are loaded before all that the plan
     // wants (lookahead.h). 0, the default, switches it off.
     virtual void set_lookahead(int n_layers) = 0;
+    // Switches rehearsing, for graphs whose results nobody wants: the CPU computes no experts, and every device
+    // launches the kernels of its part as if experts were resident.
+    virtual void set_rehearsing(bool on) = 0;
     // Switches reading rows of experts that a layer is foretold to leave to the CPU, into the processor's caches,
     // while the device computes what lies before their layer (split/early_rows.h). It is off by default.
     virtual void set_early_rows(bool on) = 0;

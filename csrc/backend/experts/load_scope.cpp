@@ -1,3 +1,4 @@
+#include "backend/device/kernel_memory.h"
 #include "backend/experts/experts.h"
 #include "backend/experts/model_experts.h"
 #include "core/error.h"
@@ -36,6 +37,7 @@ void * copy_of_file(HugeCopies & copies, int fd, size_t length) {
 }
 
 void on_abort(const char * message) {
+    unwind_if_full();
     if (guards > 0) {
         throw DeviceError(message);
     }

@@ -147,6 +147,7 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     size_t      stream_bytes() const override;
     void        set_lookahead(int n_layers) override;
     void        set_early_rows(bool on) override { reads_early = on; }
+    void        set_rehearsing(bool on) override { rehearses = on; }
     void        set_miss(Miss how, bool most_recent) override;
     ExpertStats stats() const override;
 
@@ -233,7 +234,8 @@ class ModelExperts : public Experts, public std::enable_shared_from_this<ModelEx
     DemandCounter     draft_demand; // the experts that draft passes ask for
     Lookahead         lookahead;
     std::atomic<bool> reads_early{false}; // split/early_rows.h
-    PinnedRanges      pinned;             // in host memory
+    std::atomic<bool> rehearses{false};
+    PinnedRanges      pinned; // in host memory
 
   private:
     friend class Reconciler;

@@ -29,6 +29,7 @@ struct SimulatedSettings {
     double spin_us      = 50; // time for which its threads, and threads that wait for it, poll before they sleep
     long   pin_limit_mb = -1; // host memory that its driver registers, in MiB; -1: it has no such function. The
                               // first device's holds for all, which have one driver.
+    double kernel_share = 0;  // a stream's kernels take so many times the largest tensor that it has computed
 
     SimulatedFault fault = SimulatedFault::none;
 };

@@ -47,6 +47,9 @@ class SimulatedDevice : NotCopied {
 
     std::atomic<size_t> memory_used{0}; // bytes
 
+    // Takes memory, and returns false if the device has not so much.
+    bool take(size_t bytes);
+
   private:
     const std::string        name_;
     mutable std::mutex       mutex_;
@@ -141,12 +144,14 @@ class SimulatedStream : public StreamExtension, NotCopied {
   private:
     void push(std::function<void()> operation);
     void compute(ggml_cgraph * graph);
+    void take_memory(const ggml_cgraph * graph);
     void use_threads(int n);
     void work();
 
     SimulatedDevice & device_;
     std::atomic<bool> failed_{false};
     std::atomic<bool> uploads_{false};
+    size_t            kernel_bytes_ = 0; // of the pool; only the thread that launches uses it
     // the record of the next launch; only the thread that launches uses it
     std::shared_ptr<Trace> trace_;
     Span                   span_;

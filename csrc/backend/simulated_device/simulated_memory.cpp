@@ -74,8 +74,7 @@ const ggml_backend_buffer_i buffer_iface = {
 
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     SimulatedDevice & device = device_of(buft);
-    if (device.memory_used.fetch_add(size) + size > memory_total(device)) {
-        device.memory_used -= size;
+    if (!device.take(size)) {
         return nullptr;
     }
     const size_t page = size < 2 * huge_page ? alignment : huge_page;
@@ -116,6 +115,14 @@ Registered & registered() {
 }
 
 } // namespace
+
+bool SimulatedDevice::take(size_t bytes) {
+    if (memory_used.fetch_add(bytes) + bytes > memory_total(*this)) {
+        memory_used -= bytes;
+        return false;
+    }
+    return true;
+}
 
 bool simulated_register(void * begin, size_t bytes) {
     const long            limit = simulated_settings().pin_limit_mb;

@@ -1,4 +1,5 @@
 
+#include "backend/device/kernel_memory.h"
 #include "backend/device/stream_gate.h"
 #include "backend/simulated_device/simulated_device.h"
 #include "core/not_copied.h"
@@ -154,6 +155,8 @@ SimulatedStream::~SimulatedStream() {
         wake_.notify_all();
     }
     worker_.join();
+    device_.memory_used -= kernel_bytes_;
+    count_kernel_memory(device_.handle(), -static_cast<ptrdiff_t>(kernel_bytes_));
     ggml_backend_free(cpu_);
     if (pool_ != nullptr) {
         ggml_threadpool_free(pool_);
@@ -192,6 +195,7 @@ ggml_status SimulatedStream::launch(const ggml_cgraph * graph) {
     if (failed_.exchange(false)) {
         return GGML_STATUS_FAILED;
     }
+    take_memory(graph);
     auto captured = std::make_shared<Launch>(graph);
     if (trace_ != nullptr) {
         push([this, captured, trace = std::exchange(trace_, nullptr), span = span_]() mutable {
@@ -204,6 +208,25 @@ ggml_status SimulatedStream::launch(const ggml_cgraph * graph) {
         push([this, captured] { compute(captured->graph()); });
     }
     return GGML_STATUS_SUCCESS;
+}
+
+// Lets the stream's pool grow to what a launch takes. It never shrinks.
+void SimulatedStream::take_memory(const ggml_cgraph * graph) {
+    const double share = device_.settings().kernel_share;
+    size_t       most  = 0;
+    for (int i = 0; share > 0 && i < graph->n_nodes; ++i) {
+        most = std::max(most, ggml_nbytes(graph->nodes[i]));
+    }
+    const auto wanted = static_cast<size_t>(share * static_cast<double>(most));
+    if (wanted <= kernel_bytes_) {
+        return;
+    }
+    const size_t more = wanted - kernel_bytes_;
+    if (!device_.take(more)) {
+        refuse_kernels(device_.handle(), more);
+    }
+    kernel_bytes_ = wanted;
+    count_kernel_memory(device_.handle(), static_cast<ptrdiff_t>(more));
 }
 
 void SimulatedStream::record(const SimulatedEventPtr & event) { reach(event, event->record()); }

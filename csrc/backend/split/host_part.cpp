@@ -90,7 +90,9 @@ void HostPart::note_early(const SplitBlock & b, const std::vector<int32_t> & ids
 
 HostPart::Served HostPart::serve(const SplitBlock & b, const Staging & s, const Mask * mask) {
     Served served = {select(b, s, mask), GGML_STATUS_SUCCESS, 0};
-    if (served.n_rows > 0) {
+    if (b.experts->rehearses) {
+        clear(b);
+    } else if (served.n_rows > 0) {
         SpanScope scope(b.experts->tracer(), Activity::host_experts, b.layer);
         scope.span.count    = served.n_rows;
         scope.span.distinct = b.experts->tracer().on() ? n_distinct(b, s) : -1;

@@ -94,10 +94,11 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
     if (found->blocks.front()->experts->draft_pass()) {
         return run_draft(*found, graph);
     }
-    bool turns = turns_.use(*found, graphs_.scratch());
+    const bool rehearses = found->blocks.front()->experts->rehearses;
+    bool       turns     = !rehearses && turns_.use(*found, graphs_.scratch());
     if (!found->is_staged && !(turns && runs_in_turns(*found))) {
         found = &graphs_.get_staged(graph);
-        turns = turns_.use(*found, graphs_.scratch());
+        turns = !rehearses && turns_.use(*found, graphs_.scratch());
     }
     SplitGraph & g         = *found;
     const auto   computing = host_.start(*g.blocks.front()->experts);
@@ -140,8 +141,9 @@ void SplitStream::run_blocks(Course & course, bool until_job) {
             course.status = GGML_STATUS_ABORTED;
             return;
         }
-        SplitBlock & b      = *g.blocks[course.next];
-        const bool   counts = b.layer >= 0 && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
+        SplitBlock & b = *g.blocks[course.next];
+        const bool   counts =
+            b.layer >= 0 && !b.experts->rehearses && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
         if (counts) {
             course.counted = course.counted < 0 ? b.layer : course.counted;
             course.last    = b.layer;
@@ -163,7 +165,7 @@ void SplitStream::run_blocks(Course & course, bool until_job) {
 }
 
 SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {
-    if (now.mask == nullptr || (now.mask->none() && !loads_)) {
+    if (now.mask == nullptr || (now.mask->none() && !loads_ && !b.experts->rehearses)) {
         return Side::host;
     }
     if (DevicePart::stale(b, now)) {

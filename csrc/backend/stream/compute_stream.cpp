@@ -1,6 +1,7 @@
 #include "backend/stream/compute_stream.h"
 
 #include "backend/device/capabilities.h"
+#include "backend/device/kernel_memory.h"
 #include "backend/device/timer.h"
 #include "backend/experts/model_experts.h"
 #include "core/error.h"
@@ -50,6 +51,7 @@ ggml_status ComputeStream::queue(const std::vector<ggml_tensor *> & nodes, uint6
     part.use_counts          = uses.use_counts;
     part.visited_hash_set    = uses.visited_hash_set;
     part.order               = uses.order;
+    const Computing here(backend_.get());
     return backend_->iface.graph_compute(backend_.get(), &part);
 }
 

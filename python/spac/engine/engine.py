@@ -37,7 +37,7 @@ from spac.engine.server_loop import (
 )
 from spac.engine.setting import mean_expert_bytes, n_experts, setting_of
 from spac.engine.trials import Trial, Trials
-from spac.errors import InputError
+from spac.errors import InputError, one_line
 from spac.governor import ChosenLengths, Governor, RooflineGovernor
 from spac.model.c_api import Model, TokenArray, take_notices
 from spac.model.images import image_prompt
@@ -121,7 +121,8 @@ class Engine:
                 config, options, self._pair, self.experts, self._trace, self.events, self.between.gate,
                 self._after_call, self._governor,
                 self._choose_graph if self.graphs is not None else None, self.steps, self._say,
-                self._prepare, self._beginnings, Trials(self.events.beside, expert_cache.early_rows()),
+                self._make_room, self._prepare, self._beginnings,
+                Trials(self.events.beside, expert_cache.early_rows()),
             )  # fmt: skip
             device = "; ".join(f"{each.name}, {each.description}" for each in self.devices) or "cpu"
             self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace, device)
@@ -303,6 +304,15 @@ class Engine:
         if self._memory is None or self.experts is None:
             raise InputError(f"vram_limit: {self._pair.unsplit}")
         return self._memory
+
+    def _make_room(self) -> bool:
+        """Give memory of slots to kernels that have lacked it; the loop calls this within a decode."""
+        try:
+            self.events.drain()
+            return self._memory is not None and self._memory.make_room()
+        except Exception as error:  # the loop cannot take it
+            self._say(one_line(str(error)))
+            return False
 
     def _after_call(self) -> None:
         """Follow the device's memory, and a driver that came with the first slots."""

@@ -17,6 +17,7 @@ from spac.costs.cache import CostsInUse, TokenTime
 from spac.costs.estimator import CostEstimator
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
+from spac.engine.rehearsal import rehearse, rehearses
 from spac.engine.slots import (
     attach_at_most,
     attach_copies,
@@ -166,6 +167,10 @@ class ExpertCache:
             return None
         if not self._experts.slots.n_slots and not self._attached:  # Otherwise the slots keep their experts.
             self._attached = True
+            if rehearses(self._pair):
+                kernels = rehearse(self._pair)
+                if self.graphs is not None:
+                    self.graphs.memory.kernel_bytes = kernels
             self._notes += attach_slots(
                 self._experts, self._config.slots, self._pair.draft_experts, self.graphs
             )

@@ -25,14 +25,22 @@ LEAST_GROWTH = 0.05
 class Pressure:
     """Decides from the device's free memory when slots shrink and when they grow again."""
 
-    def __init__(self, spare: int, free: int) -> None:
-        """Begin with `free` bytes on the device, of which slots leave `spare` to the driver's libraries."""
+    def __init__(self, spare: int, free: int, kernels: int = 0) -> None:
+        """Begin with `free` bytes on the device, of which slots leave `spare` to the driver's libraries.
+
+        Pools of kernels have `kernels` bytes already.
+        """
         self._least = min(spare, free) // 4  # The libraries take some of it after the slots are attached.
+        self._kernels = kernels
         self._room_since: float | None = None
 
     def shrinks(self, free: int) -> bool:
         """Return True if another program took memory that the driver's libraries may need."""
         return free < self._least
+
+    def comes_from_others(self, free: int, kernels: int) -> bool:
+        """Return True if memory is short without what pools of kernels have taken meanwhile, too."""
+        return self.shrinks(free + kernels - self._kernels)
 
     def grows(self, now: float, has_room: bool) -> bool:
         """Return True if there has been room for `GROW_S` seconds, at every look."""
@@ -93,6 +101,25 @@ class MemoryBudget:
         self._slots = wanted
         self._refit()
 
+    def make_room(self) -> bool:
+        """Shrink the slots by what kernels of a device have asked for in vain.
+
+        Return True if the slots shrank. The loop calls this when a decode has failed for lack of memory.
+        """
+        experts = self._pair.experts
+        if experts is None:
+            return False
+        lacked = {each.name: _core.take_kernel_refusal(each.name) for each in self._holders}
+        before = experts.slots.n_slots
+        if not before or not any(lacked.values()):
+            return False
+        wanted = [spare + lacked[each.name] for spare, each in zip(self._spares, self._holders, strict=True)]
+        self._attach(min(before - 1, self._fit(wanted)))
+        after = experts.slots.n_slots
+        needs = " and ".join(f"{size(n)} more of {name}" for name, n in lacked.items() if n)
+        self._say(f"slots: {after} instead of {before}, because the device's kernels need {needs}")
+        return True
+
     def look(self, now: float | None = None) -> None:
         """Shrink the slots if another program took the device's memory, and grow them when it is free again.
 
@@ -113,7 +140,7 @@ class MemoryBudget:
         free = ", ".join(f"{size(each.memory.device_free)} of {each.name}" for each in pressed or devices)
         if before and pressed:
             self._attach(min(before, self._fit(self._spares)))
-            why = f"another program left {free}"
+            why = f"another program left {free}" if self._by_others(pressed) else f"kernels left {free}"
         else:
             wanted = self._wanted
             room = min(wanted, self._fit([2 * each for each in self._spares])) if before < wanted else 0
@@ -127,6 +154,12 @@ class MemoryBudget:
             self._say(f"slots: {after} instead of {before}, for {why}")
 
     # Inside
+
+    def _by_others(self, pressed: Sequence[_core.DeviceInfo]) -> bool:
+        return any(
+            self._pressure[each.name].comes_from_others(each.memory.device_free, each.memory.kernels)
+            for each in pressed
+        )
 
     @property
     def _devices(self) -> list[_core.DeviceInfo]:
@@ -191,4 +224,7 @@ class MemoryBudget:
         """Return the pressure on each device's memory, by the device's name."""
         if self._pair.experts is None:
             return {}
-        return {each.name: Pressure(spare(each), each.memory.device_free) for each in self._holders}
+        return {
+            each.name: Pressure(spare(each), each.memory.device_free, each.memory.kernels)
+            for each in self._holders
+        }

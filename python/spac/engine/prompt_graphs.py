@@ -43,6 +43,8 @@ class GraphMemory:
         self._small = context.graph_tokens
         self._devices = {device.name: device for device in devices}
         self._token_bytes: dict[str, float] = {}
+        self.kernel_bytes: dict[str, float] = {}
+        """The bytes of each device that pools of its kernels take for each token of a graph, where known."""
 
     @property
     def known(self) -> bool:
@@ -66,16 +68,25 @@ class GraphMemory:
         }
 
     def more(self, name: str, n_tokens: int) -> int:
-        """Return the bytes of a device that graphs of `n_tokens` take beyond those of the small graphs."""
+        """Return the bytes of a device that graphs of `n_tokens` take beyond those of the small graphs.
+
+        These are those of llama.cpp's buffers. The pools of kernels never shrink, and `pools` has theirs.
+        """
         return ceil((n_tokens - self._small) * self._token_bytes.get(name, 0.0))
 
-    def room(self, name: str, free: int) -> int:
+    def pools(self, device: _core.DeviceInfo, n_tokens: int) -> int:
+        """Return the bytes by which pools of a device's kernels grow with graphs of `n_tokens`."""
+        wanted = ceil(n_tokens * self.kernel_bytes.get(device.name, 0.0))
+        return max(0, wanted - device.memory.kernels)
+
+    def room(self, device: _core.DeviceInfo, free: int) -> int:
         """Return the bytes of a device's `free` ones that slots leave to larger graphs.
 
         The buffers that the context has already are not part of `free`.
         """
-        taken = self.more(name, self._context.graph_tokens)
-        return max(0, min(self.more(name, self._most), int((free + taken) * ROOM_SHARE)) - taken)
+        taken = self.more(device.name, self._context.graph_tokens)
+        most = self.more(device.name, self._most) + self.pools(device, self._most)
+        return max(0, min(most, int((free + taken) * ROOM_SHARE)) - taken)
 
     def fits(self, step: int) -> int:
         """Return the tokens of the largest graph for which all devices have memory now, in steps."""
@@ -84,10 +95,11 @@ class GraphMemory:
         return min((self._fits_on(name, step) for name in self._devices), default=self._most)
 
     def _fits_on(self, name: str, step: int) -> int:
-        memory = next(each.memory for each in _core.devices() if each.name == name)
-        spare = margin(memory.size, shares_host_memory=self._devices[name].shares_host_memory)
-        free = memory.free - spare + self.more(name, self._context.graph_tokens)
-        return (self._small + int(max(0, free) / self._token_bytes[name])) // step * step
+        device = next(each for each in _core.devices() if each.name == name)
+        spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
+        free = device.memory.free - spare + self.more(name, self._context.graph_tokens)
+        sizes = range(self._most // step * step, self._small, -step)
+        return next((n for n in sizes if self.more(name, n) + self.pools(device, n) <= free), self._small)
 
 
 class PromptGraphs:

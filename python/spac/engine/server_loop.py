@@ -146,6 +146,7 @@ def open_loop(
     choose_graph: Callable[[int, int], int] | None,
     steps: StepMeter,
     say: Callable[[str], object],
+    make_room: Callable[[], bool],
     prepare: Callable[[], object],
     beginnings: Beginnings,
     trials: Trials,
@@ -155,7 +156,8 @@ def open_loop(
     The loop holds `gate` while it computes. `prepare` is called before a prompt, then the function that
     `beginnings` has for it, and `after` at a step's end. `choose_graph` returns the size of a prompt's
     graphs, None for the context's own. `steps` counts the loop's steps, and `trials` see their times. `say`
-    receives notes. Raise InputError if a step does not fit into a batch.
+    receives notes. `make_room` is called when a device had no memory for a step, and returns True if it has
+    more. Raise InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
     template, note = options.template(pair.target)
@@ -184,6 +186,7 @@ def open_loop(
         loop.on("draft_length", hooks.draft_length)
     loop.on("text_begin", events.noting(hooks.text_begin))
     loop.on("step_end", hooks.step_end)
+    loop.on("memory_full", make_room)
     if choose_graph is not None:
         loop.on("prompt_graph", choose_graph)
     return loop

@@ -224,7 +224,7 @@ def beside_graphs(experts: _core.Experts, graphs: PromptGraphs | None, free: Seq
         return list(free)
     taken = [each.slots.bytes for each in experts.devices]
     return [
-        spare + graphs.memory.room(device.name, device.memory.free + slots)
+        spare + graphs.memory.room(device, device.memory.free + slots)
         for device, spare, slots in zip(holders(experts), free, taken, strict=True)
     ]
 

@@ -18,6 +18,7 @@ namespace {
 
 struct Handle {
     cudaStream_t stream = nullptr;
+    int          card   = current_card();
 };
 
 cublasStatus_t push(cublasHandle_t handle, std::function<void()> run) {
@@ -142,12 +143,17 @@ PRETEND_API cublasStatus_t cublasCreate_v2(cublasHandle_t * handle) {
     if (under_capture()) {
         misuse("a cuBLAS handle is made while a stream is under capture");
     }
+    if (settings().handle_bytes > 0 && !device_take(current_card(), settings().handle_bytes)) {
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    }
     *handle = reinterpret_cast<cublasHandle_t>(new Handle);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 PRETEND_API cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
-    delete reinterpret_cast<Handle *>(handle);
+    auto * const known = reinterpret_cast<Handle *>(handle);
+    device_give(known->card, settings().handle_bytes);
+    delete known;
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -181,6 +181,13 @@ PRETEND_API CUresult cuStreamGetCtx(CUstream handle, CUcontext * context) {
     return CUDA_SUCCESS;
 }
 
+PRETEND_API CUresult(cuStreamIsCapturing)(CUstream stream, CUstreamCaptureStatus * status) {
+    cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+    cudaStreamIsCapturing(reinterpret_cast<cudaStream_t>(stream), &found);
+    *status = static_cast<CUstreamCaptureStatus>(found);
+    return CUDA_SUCCESS;
+}
+
 PRETEND_API CUresult cuStreamQuery(CUstream stream) {
     return settings().full_query ? CUDA_ERROR_OUT_OF_MEMORY : query(stream);
 }

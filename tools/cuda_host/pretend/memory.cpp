@@ -150,6 +150,12 @@ bool device_take(int card, size_t bytes) {
     return true;
 }
 
+void device_give(int card, size_t bytes) {
+    Books &               b = books();
+    const std::lock_guard lock(b.mutex);
+    b.device.at(card) -= bytes;
+}
+
 bool device_map(int card, char * base, size_t bytes) {
     Books &               b = books();
     const std::lock_guard lock(b.mutex);

@@ -47,6 +47,8 @@ void * device_alloc(int card, size_t bytes);
 void * device_reserve(size_t bytes);
 // Takes memory of a card without an address; false when none is left.
 bool device_take(int card, size_t bytes);
+// Gives back memory that has no address.
+void device_give(int card, size_t bytes);
 // Gives memory that was taken an address behind those of the range that ends there, or of a new range.
 bool device_map(int card, char * base, size_t bytes);
 

@@ -1,5 +1,6 @@
 // Streams, events, captured graphs.
 #include "runtime.h"
+#include "settings.h"
 #include "stream.h"
 
 #include <algorithm>
@@ -198,12 +199,16 @@ PRETEND_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 PRETEND_API cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long) {
     wait_implicitly(true);
     count(Kind::graph_instantiate, legacy_stream);
+    if (settings().graph_bytes > 0 && !device_take(current_card(), settings().graph_bytes)) {
+        return fail(cudaErrorMemoryAllocation);
+    }
     *exec = reinterpret_cast<cudaGraphExec_t>(new Graph(*as_graph(graph)));
     return cudaSuccess;
 }
 
 PRETEND_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     delete as_graph(exec);
+    device_give(current_card(), settings().graph_bytes);
     return cudaSuccess;
 }
 

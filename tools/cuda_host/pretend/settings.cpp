@@ -32,6 +32,8 @@ const Settings & settings() {
         /* .read_only  = */ number("READ_ONLY", 1) != 0,
         /* .mem_ops    = */ number("MEM_OPS", 1) != 0,
         /* .vmm        = */ number("VMM", 1) != 0,
+        /* .graph_bytes = */ static_cast<size_t>(number("GRAPH_KB", 0)) << 10,
+        /* .handle_bytes = */ mebibytes("HANDLE_MB", 0),
         /* .event_query = */ number("EVENT_QUERY", 1) != 0,
         /* .full_query = */ number("FULL_QUERY", 0) != 0,
         /* .implicit   = */ static_cast<int>(number("IMPLICIT", 0)),

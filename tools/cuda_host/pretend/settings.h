@@ -19,6 +19,8 @@ struct Settings {
     bool        read_only;     // READ_ONLY=0: host memory cannot be registered as read-only
     bool        mem_ops;       // MEM_OPS=0: streams cannot write or wait for values
     bool        vmm;           // VMM=0: the driver has no virtual memory
+    size_t      graph_bytes;   // GRAPH_KB: device memory of each executable graph, in bytes
+    size_t      handle_bytes;  // HANDLE_MB: device memory of each handle of cuBLAS, in bytes
     bool        event_query;   // EVENT_QUERY=0: the driver answers questions about events with an error
     bool        full_query;    // FULL_QUERY=1: the driver has no memory to ask a stream how far it has come
     int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card

@@ -60,6 +60,10 @@ PRETEND_API CUresult cuMemCreate(CUmemGenericAllocationHandle * handle, size_t b
     return CUDA_SUCCESS;
 }
 
+PRETEND_API CUresult cuMemGetInfo_v2(size_t * free, size_t * total) {
+    return cudaMemGetInfo(free, total) == cudaSuccess ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 PRETEND_API CUresult cuMemRelease(CUmemGenericAllocationHandle) { return CUDA_SUCCESS; }
 
 PRETEND_API CUresult cuMemAddressReserve(CUdeviceptr * address, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
