@@ -24,6 +24,7 @@ from spac.engine.expert_cache import ExpertCache
 from spac.engine.generation import Generation, Prompt, as_tokens
 from spac.engine.loop_sequence import Beginnings, LoopSequence
 from spac.engine.memory_budget import MemoryBudget
+from spac.engine.pauses import Pauses
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
 from spac.engine.run_files import RunFiles
@@ -88,6 +89,7 @@ class Engine:
         self.steps = StepMeter(self.experts)
         """The counts of the steps of all generations."""
         self._notes = self._pair.notes
+        self._pauses = Pauses()
         self.reading = PromptProgress()
         """The progress of the prompt that is being read, for other threads too."""
         self.events = Events(None)
@@ -122,7 +124,7 @@ class Engine:
                 self._after_call, self._governor,
                 self._choose_graph if self.graphs is not None else None, self.steps, self._say,
                 self._make_room, self._prepare, self._beginnings,
-                Trials(self.events.beside, expert_cache.early_rows()),
+                Trials(self.events.beside, expert_cache.early_rows()), self._pauses,
             )  # fmt: skip
             device = "; ".join(f"{each.name}, {each.description}" for each in self.devices) or "cpu"
             self._notes += self._files.begin(driver, expert_cache.scheduler_options, self._trace, device)
@@ -253,7 +255,8 @@ class Engine:
 
     def _learn_costs(self, step: _core.Step) -> None:
         """Learn from a step of one sequence. The estimator's times of drafts are those of one."""
-        if step.n_verified == step.n_drafted + 1:
+        self._pauses.step((step.draft_ns + step.verify_ns) * 1e-9)
+        if step.n_verified == step.n_drafted + 1 and not self._pauses.settling:
             self._at_home.observe(step, step.n_drafted)
 
     @property

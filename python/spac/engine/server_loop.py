@@ -16,6 +16,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine.batch_recording import StepMeter
 from spac.engine.events import Events
 from spac.engine.loop_sequence import Beginnings
+from spac.engine.pauses import Pauses
 from spac.engine.prompt_cache import cache_parameters
 from spac.engine.trials import Trials
 from spac.errors import InputError, one_line
@@ -98,7 +99,9 @@ class _Hooks:
         prepare: Callable[[], object],
         beginnings: Beginnings,
         trials: Trials,
+        pauses: Pauses,
     ) -> None:
+        self._pauses = pauses
         self._prepare, self._beginnings, self._trials = prepare, beginnings, trials
         self._governor, self._steps, self._after, self._say = governor, steps, after, say
         self._lengths: dict[int, int] = {}
@@ -121,7 +124,7 @@ class _Hooks:
         self._steps.add(step, lengths, seconds)
         if step.n_prompt:
             self._governor.prompt(step.prefill_ns * 1e-9)
-        if lengths and step.verified:
+        if lengths and step.verified and not self._pauses.settling:
             self._governor.observe(lengths, step, seconds)
         if step.verified and not step.n_prompt:
             self._trials.observe(step.batch.n_verified, time.monotonic())
@@ -150,14 +153,16 @@ def open_loop(
     prepare: Callable[[], object],
     beginnings: Beginnings,
     trials: Trials,
+    pauses: Pauses,
 ) -> _core.ServerLoop:
     """Return a loop on the contexts of a pair, with `governor` for its drafts.
 
     The loop holds `gate` while it computes. `prepare` is called before a prompt, then the function that
     `beginnings` has for it, and `after` at a step's end. `choose_graph` returns the size of a prompt's
-    graphs, None for the context's own. `steps` counts the loop's steps, and `trials` see their times. `say`
-    receives notes. `make_room` is called when a device had no memory for a step, and returns True if it has
-    more. Raise InputError if a step does not fit into a batch.
+    graphs, None for the context's own. `steps` counts the loop's steps, and `trials` see their times. The
+    steps behind `pauses` teach the governor nothing. `say` receives notes. `make_room` is called when a
+    device had no memory for a step, and returns True if it has more. Raise InputError if a step does not fit
+    into a batch.
     """
     _check_steps(config, pair)
     template, note = options.template(pair.target)
@@ -181,7 +186,7 @@ def open_loop(
     )  # fmt: skip
     _open.add(loop)
     events.subscribe(loop)
-    hooks = _Hooks(governor, steps, after, say, prepare, beginnings, trials)
+    hooks = _Hooks(governor, steps, after, say, prepare, beginnings, trials, pauses)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
     loop.on("text_begin", events.noting(hooks.text_begin))
