@@ -71,6 +71,7 @@ void bind_devices(py::module_ & m) {
     py::class_<DeviceInfo>(m, "DeviceInfo", "A device that experts can be put on.")
         .def_readonly("name", &DeviceInfo::name)
         .def_readonly("description", &DeviceInfo::description)
+        .def_readonly("pci", &DeviceInfo::pci)
         .def_readonly("memory", &DeviceInfo::memory)
         .def_property_readonly("memory_free", [](const DeviceInfo & info) { return info.memory.free; })
         .def_property_readonly("memory_total", [](const DeviceInfo & info) { return info.memory.total; })

@@ -262,6 +262,9 @@ class DeviceInfo:
     @property
     def description(self) -> str: ...
     @property
+    def pci(self) -> str:
+        """The device's address on the PCI bus, as 0000:01:00.0; "" if it is unknown."""
+    @property
     def memory(self) -> DeviceMemory:
         """The device's memory at the call of devices()."""
     @property

@@ -229,8 +229,9 @@ FORM = Parts(
         "the layer will probably leave to them into the processor's caches. Without a word, steps in turns "
         "decide if that is faster.",
         # No GPU has shown enough of this one to switch it on.
-        "upload-threads": "Threads bring experts of long prompts that are not pinned to pinned memory, where "
-        "that is faster than the driver's way. The first such copy decides it.",
+        "upload-threads": "Threads bring experts that are not pinned to pinned memory: for long prompts "
+        "where that is faster than the driver's way, which the first such copy decides, and two threads for "
+        "copies beside steps.",
     },
     "The form of the split, such as no-ahead,no-in-place. If nothing is said about a part, the device "
     "decides. safe switches all parts off, for devices and drivers on which one fails.",

@@ -82,3 +82,21 @@ def test_the_measured_way(target: Path, expected: str, by: str, monkeypatch: pyt
     text, stats = read(target, -1 if by == "the setting" else 0)
     assert text == expected
     assert stats["stream_ring_bytes"] in (0, stats["stream_bytes"])
+
+
+@pytest.mark.parametrize("form", ["no-pinned", "no-pinned,upload-threads"])
+def test_copies_beside_steps_pass_the_ring(target: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """One thread fills the ring, or two, and what the device computes is the same."""
+    texts = []
+    for used in ("", form):
+        monkeypatch.setenv(env.FORM.name, used)
+        config = EngineConfig(
+            target=target, device="simulated", threads=1, ctx=512, scheduler="lru", slots="40%", state="off",
+            sampling=SamplingConfig(temp=0.0, ignore_eos=True),
+        )  # fmt: skip
+        with Engine(config) as engine:
+            assert engine.experts is not None
+            texts.append("".join(engine.generate(PROMPT, 32)))
+            assert engine.experts.stats["uploads"] > 0
+            assert sum(each.activations_hit for each in engine.experts.devices) > 0
+    assert texts[0] == texts[1]

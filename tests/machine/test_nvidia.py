@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from spac import _core, env
 from spac.doctor import devices as checks
 from spac.errors import InputError
-from spac.machine import nvidia
+from spac.machine import device_memory, nvidia
 from spac.model import devices
 
 WHEEL = "86-real,89-real,90-real,120-real"
@@ -203,3 +204,69 @@ def test_the_doctor_says_why_there_is_no_gpu(
     assert checks._why_no_gpu(True, checks._driver()) == (
         "the driver offers no device: CUDA_VISIBLE_DEVICES is ''"
     )
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    nvidia.shows_desktop.cache_clear()
+    yield
+    nvidia.shows_desktop.cache_clear()
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_card_that_shows_a_desktop_keeps_room_for_it(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, active: bool
+) -> None:
+    monkeypatch.setattr(nvidia, "_display_active", lambda _pci: active)
+    gib = 1 << 30
+
+    def spare(total: int, limit: int = 0) -> int:
+        size = min(total, limit) if limit else total
+        memory = SimpleNamespace(size=size, total=total, limit=limit)
+        return device_memory.spare(card(pci="0000:01:00.0", memory=memory, shares_host_memory=False))
+
+    usual = device_memory.margin(8 * gib, shares_host_memory=False)
+    assert spare(8 * gib) == usual + active * device_memory.DESKTOP
+    assert spare(16 * gib, limit=8 * gib) == usual
+    assert not nvidia.shows_desktop("simulated", "")
+
+
+@pytest.mark.parametrize(("status", "shows"), [("connected", True), ("disconnected", False), (None, False)])
+def test_without_the_management_library_a_monitor_tells(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str | None, shows: bool
+) -> None:
+    monkeypatch.setattr(nvidia, "_display_active", lambda _pci: None)
+    monkeypatch.setattr(nvidia, "_DEVICES", tmp_path)
+    if status is not None:
+        connector = tmp_path / "0000:0a:00.0" / "drm" / "card0" / "card0-DP-1"
+        connector.mkdir(parents=True)
+        (connector / "status").write_text(status + "\n")
+    assert nvidia.shows_desktop("CUDA0", "0000:0A:00.0") is shows
+
+
+def test_windows_counts_as_a_desktop(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "release", lambda: "6.6.87.2-microsoft-standard-WSL2")
+    assert nvidia.shows_desktop("CUDA0", "")
+    assert not nvidia.shows_desktop("Vulkan0", "")
+
+
+def test_the_management_library_answers_for_a_card(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        asked = b""
+
+        def nvmlInit_v2(self) -> int:  # noqa: N802
+            return 0
+
+        def nvmlDeviceGetHandleByPciBusId_v2(self, pci: bytes, _handle: Any) -> int:  # noqa: N802
+            self.asked = pci
+            return 0 if pci == b"0000:01:00.0" else 2
+
+        def nvmlDeviceGetDisplayActive(self, _handle: Any, active: Any) -> int:  # noqa: N802
+            active._obj.value = 1
+            return 0
+
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
+    assert nvidia._display_active("0000:01:00.0") is True
+    assert library.asked == b"0000:01:00.0"
+    assert nvidia._display_active("0000:02:00.0") is None

@@ -281,8 +281,10 @@ bool cuda_await(ggml_backend_t stream, ggml_backend_event_t event) {
     return status == CudaDriver::success;
 }
 
-std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend) {
-    if (!ggml_backend_is_cuda(backend) || !has_gates(driver())) {
+namespace {
+
+std::unique_ptr<Gate> working_gate(ggml_backend_t backend) {
+    if (!has_gates(driver())) {
         return nullptr;
     }
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
@@ -293,6 +295,22 @@ std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend) {
     }
     auto gate = std::make_unique<CudaGate>(backend, std::move(words));
     return gate->works() ? std::move(gate) : nullptr;
+}
+
+} // namespace
+
+std::unique_ptr<Gate> cuda_gate(ggml_backend_t backend) {
+    if (!ggml_backend_is_cuda(backend)) {
+        return nullptr;
+    }
+    auto                     gate = working_gate(backend);
+    static std::atomic<bool> said{false};
+    if (gate == nullptr && !said.exchange(true)) {
+        GGML_LOG_WARN("spac: %s: its driver has no stream memory operations that work, so nothing is queued ahead of "
+                      "the CPU, and a step takes longer; a newer driver may have them\n",
+                      ggml_backend_dev_name(ggml_backend_get_device(backend)));
+    }
+    return gate;
 }
 
 } // namespace spac

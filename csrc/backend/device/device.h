@@ -29,6 +29,7 @@ struct DeviceMemory {
 struct DeviceInfo {
     std::string  name;        // "CUDA0", "simulated", …: the value of --device (case does not matter)
     std::string  description; // the card's model name
+    std::string  pci;         // its address on the PCI bus, as 0000:01:00.0; empty: unknown
     DeviceMemory memory;
     bool         reads_masks;        // its kernels read masks of ids, and have been tested; see set_trust_device_masks
     bool         shares_host_cores;  // it computes on the CPU's cores, so it is as slow as the CPU

@@ -40,6 +40,12 @@ std::string known_devices() {
     return names;
 }
 
+std::string pci_of(ggml_backend_dev_t dev) {
+    ggml_backend_dev_props props = {};
+    ggml_backend_dev_get_props(dev, &props);
+    return props.device_id != nullptr ? props.device_id : "";
+}
+
 } // namespace
 
 // Graphics cards come first, then devices that are built into a processor and share its memory.
@@ -85,6 +91,7 @@ std::vector<DeviceInfo> devices() {
         DeviceInfo         info;
         info.name               = ggml_backend_dev_name(dev);
         info.description        = ggml_backend_dev_description(dev);
+        info.pci                = pci_of(dev);
         info.memory             = memory_of(dev);
         info.reads_masks        = can.masked_kernels;
         info.shares_host_cores  = can.shares_host_cores;

@@ -1,6 +1,7 @@
 #include "backend/experts/reconciler.h"
 
 #include "backend/device/capabilities.h"
+#include "backend/device/settings.h"
 #include "backend/experts/expert_store.h"
 #include "backend/experts/model_experts.h"
 #include "core/error.h"
@@ -24,6 +25,9 @@ constexpr size_t max_ring_bytes = size_t{128} << 20;
 // Most slots that wait for their last launch at once. Evicting earlier than needed costs hits.
 constexpr size_t max_evictions = 8;
 
+// Threads that fill the ring where nobody has said how many. More would take cores from the CPU's experts.
+constexpr int measured_threads = 2;
+
 const char * expert_data(const ExpertWeight & weight, int expert) {
     return static_cast<const char *>(weight.tensor->data) + expert * weight.bytes;
 }
@@ -39,7 +43,8 @@ void yield_to_decoding() {
 } // namespace
 
 Reconciler::Reconciler(ModelExperts & experts, ExpertsPart & part)
-    : owner_(experts), part_(part), stream_(ggml_backend_dev_init(part.device, nullptr)) {
+    : owner_(experts), part_(part), stream_(ggml_backend_dev_init(part.device, nullptr)),
+      staging_(upload_threads() < 0 ? measured_threads : upload_threads()) {
     if (!stream_) {
         throw DeviceError(std::string("device ") + ggml_backend_dev_name(part.device) + " gave no stream for copies");
     }
@@ -214,7 +219,7 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
             for (const auto & piece : owner_.pinned.pieces(data, bytes)) {
                 const char * from = data + piece.offset;
                 if (!piece.pinned && staged != nullptr) {
-                    memcpy(staged, from, piece.bytes);
+                    staging_.copy(staged, from, piece.bytes);
                     from = std::exchange(staged, staged + piece.bytes);
                 }
                 ggml_backend_tensor_set_async(stream_.get(), slots, from, load.slot * bytes + piece.offset,

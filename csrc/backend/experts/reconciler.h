@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/device/ggml_internals.h"
+#include "backend/prefill/pageable_uploads.h"
 #include "core/residency.h"
 
 #include <cstdint>
@@ -58,7 +59,8 @@ class Reconciler {
     ggml_backend_ptr stream_;
     // Pinned memory for the pageable parts of all experts under way to the device. Null if nothing is pageable.
     ggml_backend_buffer_ptr             ring_;
-    std::vector<ggml_backend_event_ptr> ends_; // the batches' ends, by place
+    ParallelCopy                        staging_; // copies to the ring
+    std::vector<ggml_backend_event_ptr> ends_;    // the batches' ends, by place
     size_t                              batch_size_ = 0, n_batches_ = 0, n_started_ = 0;
     std::deque<Batch>                   under_way_; // in the order of their copies
     int64_t                             last_end_ns_ = 0;

@@ -12,7 +12,7 @@ from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.doctor.trial import Finding
 from spac.machine import nvidia
-from spac.machine.device_memory import size
+from spac.machine.device_memory import DESKTOP, size
 
 NO_VULKAN_DEVICE = (
     "no driver offers a Vulkan GPU; a software device counts only if GGML_VK_VISIBLE_DEVICES names it"
@@ -54,6 +54,9 @@ def gpu() -> Iterator[Finding]:
     for device in devices:
         free, total = size(device.memory_free), size(device.memory_total)
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
+        if nvidia.shows_desktop(device.name, device.pci):
+            more = f"slots leave {size(DESKTOP)} more free, and shrink when windows take memory"
+            yield Finding("desktop", "ok", f"{device.name} shows one: {more}")
         if not device.reads_masks:
             yield Finding("split", "off", f"{device.name}: the compact form", COMPACT_FORM)
     if not devices:

@@ -8,9 +8,9 @@ from time import monotonic
 from spac import _core
 from spac.config import EngineConfig, Slots, VramLimit
 from spac.engine.expert_cache import ExpertCache
-from spac.engine.slots import beside_graphs, holders, spare, spares, wanted_slots
+from spac.engine.slots import beside_graphs, holders, spares, wanted_slots
 from spac.errors import InputError
-from spac.machine.device_memory import size
+from spac.machine.device_memory import size, spare
 from spac.model.devices import current, memory_is_given
 from spac.model.pair import ModelPair
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from spac import _core
 from spac.config.values import GraphTokens
-from spac.machine.device_memory import margin
+from spac.machine.device_memory import spare
 
 if TYPE_CHECKING:
     from spac.engine.prefill_streaming import PromptStreams
@@ -96,8 +96,7 @@ class GraphMemory:
 
     def _fits_on(self, name: str, step: int) -> int:
         device = next(each for each in _core.devices() if each.name == name)
-        spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
-        free = device.memory.free - spare + self.more(name, self._context.graph_tokens)
+        free = device.memory.free - spare(device) + self.more(name, self._context.graph_tokens)
         sizes = range(self._most // step * step, self._small, -step)
         return next((n for n in sizes if self.more(name, n) + self.pools(device, n) <= free), self._small)
 

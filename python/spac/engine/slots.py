@@ -19,7 +19,7 @@ import numpy as np
 from spac import _core
 from spac.config import EngineConfig, Slots
 from spac.errors import InputError, OutOfMemoryError
-from spac.machine.device_memory import margin, room_of, size
+from spac.machine.device_memory import room_of, size, spare
 from spac.model.devices import memory_is_given
 from spac.model.paging import AUTO_SHARE
 from spac.model.pair import ModelPair
@@ -39,8 +39,7 @@ def attach_draft(experts: _core.Experts | None, device: _core.DeviceInfo) -> lis
     n_experts = sum(layer.n_expert for layer in experts.layers)
     if experts.slots.n_slots == n_experts:
         return []
-    spare = margin(device.memory.size, shares_host_memory=device.shares_host_memory)
-    if experts.slots_that_fit(spare) >= n_experts:
+    if experts.slots_that_fit(spare(device)) >= n_experts:
         try:
             experts.attach_slots(n_experts)
         except OutOfMemoryError:  # The free memory is large enough in total, but may be fragmented.
@@ -131,11 +130,6 @@ def holders(experts: _core.Experts) -> list[_core.DeviceInfo]:
     """Return the devices that hold layers with experts, with their memory as it is now."""
     known = {device.name: device for device in _core.devices()}
     return [known[each.name] for each in experts.devices]
-
-
-def spare(device: _core.DeviceInfo) -> int:
-    """Return the bytes that slots leave free on a device."""
-    return margin(device.memory.size, shares_host_memory=device.shares_host_memory)
 
 
 def spares(experts: _core.Experts) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from spac.machine import nvidia
+
 if TYPE_CHECKING:
     import spac._core as _core
 
@@ -14,6 +16,9 @@ MARGIN_LEAST = 256 << 20
 """Bytes. The least margin in a device's own memory. Its libraries allocate when they are first used."""
 MARGIN_MOST = 2 << 30
 """Bytes. The largest margin in a device's own memory. Its libraries need no more on a larger device."""
+
+DESKTOP = 512 << 20
+"""Bytes beside the margin for the desktop that a card shows: its windows take memory as they come."""
 
 SIZES = "a size (8G or 8GiB, 8192M, 8GB for 10^9 bytes each)"
 """The texts that `parse_size` reads, for messages."""
@@ -65,6 +70,16 @@ def in_use(devices: str) -> int:
 
     names = devices.split(",")
     return sum(each.memory.used for each in _core.devices() if each.name in names)
+
+
+def spare(device: _core.DeviceInfo, allowed: int | None = None) -> int:
+    """Return the bytes that slots leave free on a device, or within `allowed` bytes of it.
+
+    It is the margin, and on a whole card also room for the desktop that it shows.
+    """
+    n_bytes = device.memory.size if allowed is None else allowed
+    shows = n_bytes >= device.memory.total and nvidia.shows_desktop(device.name, device.pci)
+    return margin(n_bytes, shares_host_memory=device.shares_host_memory) + DESKTOP * shows
 
 
 def margin(n_bytes: int, *, shares_host_memory: bool) -> int:

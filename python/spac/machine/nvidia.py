@@ -6,10 +6,13 @@ The driver's library is asked directly. Where it does not answer, everything cou
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
+from pathlib import Path
 from typing import Literal
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, …_MINOR
+_DEVICES = Path("/sys/bus/pci/devices")
 _FIRST_DRIVERS = {12: 525, 13: 580}
 """The first driver that runs programs of a CUDA version, as NVIDIA's compatibility guide has it."""
 
@@ -20,6 +23,47 @@ Kernels = Literal["made", "compiled", "none"]
 def on_wsl() -> bool:
     """Return True under WSL2, where the driver belongs to Windows."""
     return "microsoft" in platform.release().lower()
+
+
+@functools.cache
+def shows_desktop(device: str, pci: str) -> bool:
+    """Return True if a CUDA device at this address of the PCI bus shows a desktop, whose memory changes.
+
+    The driver's management library is asked, and else the system's list of connectors. Under WSL2 Windows
+    counts as a desktop.
+    """
+    if not device.startswith("CUDA"):
+        return False
+    if on_wsl():
+        return True
+    active = _display_active(pci)
+    return _has_monitor(pci) if active is None else active
+
+
+def _display_active(pci: str) -> bool | None:
+    """Return what NVIDIA's management library says of a card's display; None if it does not answer."""
+    handle, active = ctypes.c_void_p(), ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        failed = (
+            library.nvmlInit_v2()
+            or library.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(handle))
+            or library.nvmlDeviceGetDisplayActive(handle, ctypes.byref(active))
+        )
+    except (OSError, AttributeError):
+        return None
+    return None if failed else bool(active.value)
+
+
+def _has_monitor(pci: str) -> bool:
+    """Return True if a monitor is connected to the card."""
+    for status in (_DEVICES / pci.lower() / "drm").glob("card*/card*-*/status"):
+        try:
+            if status.read_text().strip() == "connected":
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def attribute(device: str, number: int) -> int | None:

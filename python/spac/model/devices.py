@@ -10,7 +10,7 @@ from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.errors import InputError
 from spac.machine import nvidia
-from spac.machine.device_memory import margin, simulated_index
+from spac.machine.device_memory import margin, simulated_index, spare
 from spac.model.gguf.info import ModelInfo
 
 COMPILING_S = 1200.0
@@ -268,8 +268,8 @@ def device_room(limit: VramLimit | None) -> DeviceRoom | None:
     if not devices:
         if limit is None or limit.n_bytes is None:
             return None
-        spare = margin(limit.n_bytes, shares_host_memory=False)
-        return DeviceRoom((), limit.n_bytes, max(0, limit.n_bytes - spare))
+        free = limit.n_bytes - margin(limit.n_bytes, shares_host_memory=False)
+        return DeviceRoom((), limit.n_bytes, max(0, free))
     rooms = [room_on(device, limit) for device in devices]
     return DeviceRoom(devices, sum(allowed for allowed, _ in rooms), sum(free for _, free in rooms))
 
@@ -281,8 +281,7 @@ def room_on(device: _core.DeviceInfo, limit: VramLimit | None = None) -> tuple[i
     """
     size = device.memory.size
     allowed = size if limit is None else min(size, limit.of(device.memory.total))
-    spare = margin(allowed, shares_host_memory=device.shares_host_memory)
-    return allowed, max(0, min(device.memory.free, allowed) - spare)
+    return allowed, max(0, min(device.memory.free, allowed) - spare(device, allowed))
 
 
 def fit(info: ModelInfo, room: DeviceRoom, more_bytes: int = 0) -> Fit:

@@ -107,6 +107,8 @@ def test_cards(package: Path, card: dict[str, int]) -> None:
     refused = card.get("READ_ONLY") == 0 or card.get("REGISTER") == 0
     assert result.host_memory == ("staged" if refused else "pinned mapping")
     assert any("they leave" in note for note in result.notes) == ("MEMORY_MB" in card)
+    said = any("has no stream memory operations that work" in note for note in result.notes)
+    assert said == (card.get("MEM_OPS") == 0)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
