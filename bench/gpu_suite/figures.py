@@ -50,11 +50,11 @@ llama.cpp has everything on the card."""
 SEVERAL = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from spac import demo
 from spac.config import EngineConfig
 from spac.engine import Engine
 
-config = EngineConfig(demo.TARGET, demo.DRAFT, device=sys.argv[1], slots="25%", parallel=4)
+device, target, draft = sys.argv[1:]
+config = EngineConfig(target, draft, device=device, slots="25%", parallel=4)
 with Engine(config) as engine, ThreadPoolExecutor(4) as pool:
     for text in pool.map(lambda i: "".join(engine.generate(f"def function_{i}(", 64)), range(4)):
         print(repr(text))
@@ -253,11 +253,20 @@ class Visit:
         except subprocess.TimeoutExpired:
             return False
 
+    def pair(self) -> tuple[Path, Path]:
+        """Return the bundled pair, or one that is made where it did not travel."""
+        bundled = [PACKAGE / "demo" / f"{role}.gguf" for role in ("target", "draft")]
+        if not all(path.is_file() for path in bundled):
+            bundled = [self.work / f"pair-{role}.gguf" for role in ("target", "draft")]
+            self.run("pair", 60, "sh", "-c", self.written_by("tiny", bundled))
+        return bundled[0], bundled[1]
+
     def smoke(self) -> bool:
-        """Compare the bundled pair on the device with the CPU, in every form of the split."""
+        """Compare a small model on the device with the CPU, in every form of the split."""
         at_once = 1 if self.args.quick else 4
         words = ["--device", self.args.device, "--seconds", 200, "--at-once", at_once, "--threads", 3]
         words += ["--forms", "ahead", "all"] if self.args.quick else []
+        words += ["--target", self.pair()[0]]
         result = self.out / "smoke.json"
         return self.python("smoke", 260, "bench.gpu_suite.smoke", result, "--logs", self.out / "logs", *words)
 
@@ -267,15 +276,30 @@ class Visit:
         return self.python("patches", 100, "bench.gpu_suite", self.out, *words)
 
     def doors(self) -> bool:
-        """Run the bundled pair, with its draft, through the doors that smoke does not open."""
-        folder, device = PACKAGE / "demo", self.args.device
-        pair = ["--target", folder / "target.gguf", "--draft", folder / "draft.gguf"]
+        """Run a small pair, with its draft, through the doors that smoke does not open."""
+        (target, draft), device = self.pair(), self.args.device
+        pair = ["--target", target, "--draft", draft]
         served = ["--systems", "device", "--device", device, "--threads", min(4, self.threads[0])]
-        served += ["--counts", 1, 4, "--rounds", 1]
+        served += ["--counts", 1, 4, "--rounds", 1, "--context", 4096]
         done = [
             self.python("doctor", 60, "spac", "doctor", "--target", pair[1]),
-            self.python("run", 60, "spac.run", "--device", device, "-n", 96, "--temp", 0, "--stats", "json"),
-            self.run("several", 60, sys.executable, "-c", SEVERAL, device),
+            self.python(
+                "run",
+                60,
+                "spac.run",
+                *pair,
+                "--prompt",
+                "def f(n):",
+                "--device",
+                device,
+                "-n",
+                96,
+                "--temp",
+                0,
+                "--stats",
+                "json",
+            ),
+            self.run("several", 60, sys.executable, "-c", SEVERAL, device, target, draft),
             self.python("served pair", 60, "bench.parallel_servers", *pair, *served),
         ]
         return all(done)

@@ -27,8 +27,12 @@ from cuda_source_id import source_id  # noqa: E402
 
 from tools.patches import source  # noqa: E402
 
-LIMIT = 64 << 20
-"""Bytes that travel, with the tree."""
+LIMIT = 45_000_000
+"""Bytes that may travel, with the tree: what a machine is given has 67 MB, and the tree grows."""
+ARCHIVES = 32_500_000
+"""Bytes of the archives that this program makes, with objects for one architecture."""
+LEFT_OUT = "python/spac/demo/*.gguf"
+"""Files of the tree that stay here. figures.py makes another pair."""
 MODULES = ("cffi", "pycparser", "gguf", "tqdm", "pyyaml", "pybind11", "jinja2", "markupsafe", "diskcache",
            "typing_extensions", "ninja", "uvicorn", "starlette", "sse-starlette", "anyio", "sniffio", "idna",
            "h11", "click", "prometheus-client", "markdown-it-py", "mdurl", "pygments")  # fmt: skip
@@ -120,9 +124,10 @@ def pack_objects(build: Path, to: Path) -> None:
 
 
 def tree_bytes() -> int:
-    """Return the bytes of the files that travel with the tree: those that git does not ignore."""
+    """Return the bytes of the files that travel with the tree: what git does not ignore, without LEFT_OUT."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
-    return sum((ROOT / name).stat().st_size for name in listed if name and (ROOT / name).is_file())
+    travel = [ROOT / name for name in listed if name and not Path(name).match(LEFT_OUT)]
+    return sum(path.stat().st_size for path in travel if path.is_file())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -149,6 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     for path in sorted(args.folder.iterdir()):
         total += path.stat().st_size
         print(f"{path.name:<16} {path.stat().st_size / 1e6:6.1f} MB")
+    print(f"without {LEFT_OUT}, which has to stay here (rm, and git checkout afterwards):")
     print(f"{'with the tree':<16} {total / 1e6:6.1f} MB of {LIMIT / 1e6:.1f}")
     return int(total > LIMIT)
 

@@ -102,7 +102,7 @@ def tokens_of() -> list[int]:
     return np.random.default_rng(0).integers(0, 1000, sum(BATCHES)).tolist()  # type: ignore[no-any-return]
 
 
-def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
+def compute(form: Form, device: str, threads: int = 0, target: Path | None = None) -> np.ndarray:
     """Return float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
     from bench.compare.ours import logits, make_resident
@@ -113,8 +113,8 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
 
     echo_log(_echo)
     config = EngineConfig(
-        target=DEMO, device="cpu" if form.on_cpu else device, slots=form.slots, ctx=512, draft_length=0,
-        stream_batch=form.stream_batch, threads=threads,
+        target=target or DEMO, device="cpu" if form.on_cpu else device, slots=form.slots, ctx=512,
+        draft_length=0, stream_batch=form.stream_batch, threads=threads,
     )  # fmt: skip
     pair = ModelPair(config, None)
     _core.set_upload_threads(form.upload_threads)
@@ -141,7 +141,7 @@ def compute(form: Form, device: str, threads: int = 0) -> np.ndarray:
         echo_log(None)
 
 
-def compute_unpatched(device: str, threads: int) -> np.ndarray:
+def compute_unpatched(device: str, threads: int, target: Path | None = None) -> np.ndarray:
     """Return the same logits from the unpatched library, which LLAMA_CPP_LIB_PATH names, with the whole model
     on the device."""
     from bench.compare import stock
@@ -149,7 +149,9 @@ def compute_unpatched(device: str, threads: int) -> np.ndarray:
     from bench.compare.stock import ThreadPool
 
     stock.start()
-    job = Job("likelihoods", str(DEMO), [], 0, 512, threads or os.cpu_count() or 1, device, repack=False)
+    job = Job(
+        "likelihoods", str(target or DEMO), [], 0, 512, threads or os.cpu_count() or 1, device, repack=False
+    )
     decoder = stock.Decoder(job.target, job, ThreadPool(job.threads))
     tokens, found, at = tokens_of(), [], 0
     for n in BATCHES:
@@ -211,6 +213,7 @@ class Smoke:
             self._path(form),
             "--device",
             self.args.device,
+            *(("--target", self.args.target) if self.args.target else ()),
         ]
         ended = watched.run(
             [*words, "--form", form.name, "--threads", self.args.threads], self.logs / f"smoke-{name}.txt",
@@ -255,6 +258,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("result", type=Path)
+    add("--target", type=Path, help="another model than the bundled one")
     add("--device", default="CUDA0")
     add("--seconds", type=float, default=90)
     add("--longest", type=float, default=LONGEST_S, help="seconds of one form")
@@ -267,9 +271,9 @@ def main() -> int:
     if args.form:
         (form,) = (form for form in FORMS if form.name == args.form)
         if form.unpatched:
-            np.save(args.result, compute_unpatched(args.device, args.threads))
+            np.save(args.result, compute_unpatched(args.device, args.threads, args.target))
         else:
-            np.save(args.result, compute(form, args.device, args.threads))
+            np.save(args.result, compute(form, args.device, args.threads, args.target))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         rows = Smoke(args, Path(folder)).run()

@@ -97,6 +97,11 @@ def test_the_packed_source_has_what_csrc_includes() -> None:
     assert included.isdisjoint(pack.UNUSED)
 
 
+def test_what_travels_is_light() -> None:
+    """A visit's files were at the limit once, and any new file broke the next visit."""
+    assert 1_000_000 < pack.tree_bytes() <= pack.LIMIT - pack.ARCHIVES
+
+
 def test_objects_of_a_build_become_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that exist as published too are patched. A build for other than one card's code is refused."""
     build, commands = tmp_path / "build", []

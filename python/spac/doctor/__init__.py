@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.machinery
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -62,10 +60,11 @@ def examine(
 
 def _demo() -> Iterator[Finding]:
     """Load the bundled pair with its split, and generate a few tokens. This check covers the others."""
-    if importlib.util.find_spec("spac.demo") is None:
+    from spac import demo
+
+    if not (demo.TARGET.is_file() and demo.DRAFT.is_file()):
         yield Finding("demo", "off", "none", "this installation has no demo pair")
         return
-    from spac import demo
     from spac.config import EngineConfig, SamplingConfig
     from spac.engine import Engine
 
