@@ -94,6 +94,7 @@ void bind_devices(py::module_ & m) {
         .def(py::init<>())
         .def("add", &spac::SlotLayers::add, py::arg("device"), py::arg("layers"))
         .def("add_remote", &spac::SlotLayers::add_remote, py::arg("store"), py::arg("layers"))
+        .def("keep_experts", &spac::SlotLayers::keep_experts, py::arg("layers"))
         .def("keep_output", &spac::SlotLayers::keep_output)
         .def_property_readonly("address", &spac::SlotLayers::address);
     m.def("set_memory_limit", py::overload_cast<const std::string &, size_t>(&spac::set_memory_limit), py::arg("name"),

@@ -128,6 +128,8 @@ class SlotLayers : NotCopied {
     void add(const std::string & device, const std::vector<int> & layers);
     // Puts the experts of these layers into the store of a remote device (RemoteDevice::store).
     void add_remote(std::uintptr_t store, const std::vector<int> & layers);
+    // Keeps the experts of these layers in host memory, where the CPU computes them.
+    void keep_experts(const std::vector<int> & layers);
     // Keeps the output matrix in host memory.
     void keep_output();
     // Returns the address of the entries, which add() changes.

@@ -209,6 +209,12 @@ void SlotLayers::add_remote(std::uintptr_t store, const std::vector<int> & layer
     }
 }
 
+void SlotLayers::keep_experts(const std::vector<int> & layers) {
+    if (!layers.empty()) {
+        put(experts_of(layers) + weights, ggml_backend_cpu_buffer_type());
+    }
+}
+
 void SlotLayers::keep_output() { put("^(output|token_embd)", ggml_backend_cpu_buffer_type()); }
 
 void SlotLayers::put(const std::string & pattern, ggml_backend_buffer_type_t memory) {

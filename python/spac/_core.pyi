@@ -360,6 +360,8 @@ class SlotLayers:
         """Give the experts of these layers to a device. Raise InputError for an unknown one."""
     def add_remote(self, store: int, layers: Sequence[int]) -> None:
         """Put the experts of these layers into the store of a remote device (`RemoteDevice.store`)."""
+    def keep_experts(self, layers: Sequence[int]) -> None:
+        """Keep the experts of these layers in host memory, where the CPU computes them."""
     def keep_output(self) -> None:
         """Keep the output matrix in host memory."""
     @property

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -314,3 +315,70 @@ def generate(*given, **named):  # Ctrl-C in the second generation of the fifth t
 measure.Engine.generate = generate
 sys.exit(main(sys.argv[1:]))
 """
+
+
+def test_figures_to_send_in(tmp_path, capfd):
+    """They compare both systems at one memory, and tell nothing of the user."""
+    from spac import demo
+    from spac.bench import PROMPTS
+
+    path = tmp_path / "card.json"
+    code = main(["--device", "simulated", "--submit", str(path)])
+    said = capfd.readouterr().err
+    assert code == 0, said
+    assert "times as fast as llama.cpp at the same memory" in said
+    text = path.read_text()
+    for private in (str(tmp_path), str(demo.TARGET.parent), demo.TARGET.name, "/", os.uname().nodename):
+        assert private not in text.replace("tokens/s", "") or private == "/"
+    assert not any(json.dumps(prompt)[1:20] in text for prompt in PROMPTS)
+    found = json.loads(text)
+    assert not [each for each in found["doctor"] if "/" in each.get("found", "") + each.get("why", "")]
+    ours, theirs = (
+        [each for each in found["systems"] if each["system"] == name] for name in ("spac", "llama.cpp")
+    )
+    (mine,) = (each for each in ours if each["is_best"])
+    (other,) = (each for each in theirs if each["is_best"])
+    first, second = mine["rounds"][0], other["rounds"][0]
+    assert mine["expert_layers_on_cpu"] is None
+    layer = found["model"]["expert_bytes"] // found["model"]["expert_layers"]
+    on_device = found["model"]["expert_layers"] - other["expert_layers_on_cpu"]
+    assert 0 < on_device * layer <= first["slot_bytes"] < (on_device + 1) * layer
+    assert second["hit_rate"] is None
+    assert second["vram_bytes"] <= first["vram_bytes"]
+    assert found["is_simulated"]
+    assert found["ratio"]["least"] <= found["ratio"]["median"] <= found["ratio"]["most"]
+    assert len(mine["rounds"]) == len(other["rounds"]) > 1
+
+
+def test_figures_to_send_in_have_no_settings_of_their_own(bench):
+    code, _, err = bench("--submit", "-", "--prompt", "mine", short=())
+    assert code == 2
+    assert "--submit measures everybody's settings: leave out --prompt" in err
+
+
+def test_without_a_device_both_systems_are_on_the_cpu(bench):
+    code, out, err = bench("--submit", "-", "--device", "cpu", short=())
+    assert code == 0, err
+    found = json.loads(out)
+    assert {each["expert_layers_on_cpu"] for each in found["systems"]} == {None}
+    assert {each["system"] for each in found["systems"]} == {"spac", "llama.cpp"}
+
+
+@pytest.mark.parametrize("n", [0, 2, 5])
+def test_whole_layers_on_the_cpu_give_the_split_s_text(n):
+    """It is llama.cpp's own way to compute a model that the device does not hold."""
+    from spac import demo
+    from spac.config import SamplingConfig
+    from spac.engine import Engine
+
+    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
+    config = EngineConfig(demo.TARGET, device="simulated", ctx=512, threads=1, sampling=sampling, state="off")
+    texts, used = [], []
+    for each in (config, replace(config, cpu_expert_layers=n)):
+        with closing(Engine(each)) as engine:
+            generation = engine.generate("def f(n):", 32)
+            texts.append("".join(generation))
+            used.append(generation.stats.vram_bytes)
+            assert (engine.experts is None) == (each.cpu_expert_layers is not None)
+    assert texts[0] == texts[1]
+    assert (used[1] > used[0]) == (n < 2)

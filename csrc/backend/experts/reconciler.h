@@ -5,7 +5,7 @@
 #pragma once
 
 #include "backend/device/ggml_internals.h"
-#include "backend/prefill/pageable_uploads.h"
+#include "core/parallel_copy.h"
 #include "core/residency.h"
 
 #include <cstdint>

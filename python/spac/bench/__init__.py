@@ -36,6 +36,8 @@ PROMPTS = (
     'class Queue:\n    """A first-in, first-out queue with a limit."""\n\n    def __init__(self, limit):\n',
 )
 """The prompts that are continued where none is given: code and prose."""
+SUBMIT_S = 600.0
+"""The seconds that `--submit` takes, about."""
 _VARIED = ("scheduler", "slots", "draft_length", "governor", "state", "timeline")
 _REPRODUCIBLE = {"temp": 0.0, "seed": 1}
 
@@ -86,6 +88,11 @@ def make_parser() -> Parser:
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write all figures and texts as JSON; - is stdout, "
                         "and the table goes to stderr")  # fmt: skip
+    output.add_argument(
+        "--submit", metavar="FILE",
+        help="instead, compare spac and llama.cpp at the same memory in about ten minutes, and write figures "
+        "of this machine without prompts, paths and names of files, for the table of cards; - is stdout",
+    )  # fmt: skip
     add_talk(output)
     return parser
 
@@ -109,6 +116,8 @@ class Bench:
         """Measure, report and return the exit code; raise InputError or OutOfMemoryError, with one line."""
         options = self.options
         target, draft, _ = models(options)
+        if options.submit is not None:
+            return self._submit(target)
         prompts = _prompts(options)
         base = read_config(options, target, draft, **_REPRODUCIBLE)
         candidates, file_size = self._candidates(base)
@@ -121,6 +130,33 @@ class Bench:
         if any(measured.samples.values()):
             self._report(measured, interrupted=code != 0)
         return code
+
+    def _submit(self, target: Path) -> int:
+        """Compare spac and llama.cpp, and write what the user can send in."""
+        options = self.options
+        given = ("schedulers", "slot_numbers", "draft_lengths", "prompt", "file", "json")
+        if others := [name for name in given if getattr(options, name)]:
+            raise InputError(
+                f"--submit measures everybody's settings: leave out --{others[0].replace('_', '-')}"
+            )
+        base = read_config(options, target, None, **_REPRODUCIBLE, ignore_eos=True)
+        from spac.bench.submission import Submission
+
+        found = Submission(replace(base, keeps_split=""), list(PROMPTS), self._talk.note, SUBMIT_S).run()
+        line = json.dumps(found, indent=1).encode() + b"\n"
+        if (spread := found["ratio"]) is not None:
+            self._talk.note(
+                f"spac decodes {spread['median']:.2f} times as fast as llama.cpp at the same memory "
+                f"({spread['least']:.2f} to {spread['most']:.2f})"
+            )
+        if options.submit == "-":
+            write_out(line)
+        else:
+            write_atomically(Path(options.submit), line)
+            self._talk.note(
+                f"{options.submit} has figures of this machine, and no prompt, no path and no file's name"
+            )
+        return 0
 
     def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
         """Return the candidates, and the bytes of the files that they need; raise InputError."""

@@ -37,7 +37,7 @@ LONG_PROMPT = 64  # tokens; a shorter prompt is evaluated before progress could 
 FAULT, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, interrupt.EXIT_CODE, 141
 _OUTPUTS = {
     "state": "--state", "timeline": "--timeline", "record": "--record", "stats_file": "--stats-file",
-    "json": "--json", "output": "--output",
+    "json": "--json", "output": "--output", "submit": "--submit",
 }  # fmt: skip
 _INPUTS = {
     "target": "the target", "draft": "the draft", "mmproj": "the projector", "image": "the image",

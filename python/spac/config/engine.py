@@ -154,6 +154,11 @@ class EngineConfig(ContextConfig):
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     keeps_split: str = ""
     """Why a model whose experts all fit keeps the split, for a note; "" if it may run without."""
+    cpu_expert_layers: int | None = None
+    """The number of layers whose experts stay on the CPU, without the split, as by llama.cpp's --n-cpu-moe.
+
+    It is for comparisons. None means the split.
+    """
     device: str = option(
         "auto",
         "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "

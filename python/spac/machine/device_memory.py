@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from spac.machine import nvidia
-
 if TYPE_CHECKING:
     import spac._core as _core
 
@@ -77,6 +75,8 @@ def spare(device: _core.DeviceInfo, allowed: int | None = None) -> int:
 
     It is the margin, and on a whole card also room for the desktop that it shows.
     """
+    from spac.machine import nvidia  # late: a configuration does not need it
+
     n_bytes = device.memory.size if allowed is None else allowed
     shows = n_bytes >= device.memory.total and nvidia.shows_desktop(device.name, device.pci)
     return margin(n_bytes, shares_host_memory=device.shares_host_memory) + DESKTOP * shows

@@ -169,8 +169,9 @@ class ModelPair:
         less than the margin of a device.
         """
         config = self._config
-        fits = all_fit(config, info, draft, self.devices)
-        self.whole = fits and not config.keeps_split
+        unsplit = config.cpu_expert_layers is not None and bool(self.devices)
+        fits = not unsplit and all_fit(config, info, draft, self.devices)
+        self.whole = unsplit or (fits and not config.keeps_split)
         self.paged = pages and not self.whole
         how = config.keeps_split or "llama.cpp computes the model there, without the split"
         self.notes += [f"all experts fit on {self.device_names}: {how}"] if fits else []
@@ -488,6 +489,10 @@ class ModelPair:
         if is_draft:
             name = None if self.device is None else self.device.name
             devices = () if name is None else (_core.device_handle(name, split=not self.whole),)
+        elif self._config.cpu_expert_layers is not None and self.whole:
+            slot_entries = _core.SlotLayers()
+            slot_entries.keep_experts(list(info.expert_layers[: self._config.cpu_expert_layers]))
+            params = {"tensor_buft_overrides": slot_entries.address, **params}
         elif self.slot_layers is not None:
             fields, parts, slot_entries = self._slot_fields()
             params = {"layer_split": parts, **fields, **params}
@@ -574,6 +579,8 @@ class ModelPair:
         """Return a pool for graph parts on the CPU; None if the split does all work of the CPU."""
         config = self._config
         whole = self.device is not None and self.layers_on_device == self.layers_here
+        if config.cpu_expert_layers is not None:
+            whole = False
         if whole and config.kv_offload and config.gpu_layers_draft.count is None:
             return None
         return SharedPool(cpu_alone=self.device is None)
