@@ -31,7 +31,7 @@ from bench.gpu_suite import watched  # noqa: E402
 
 PACKAGE = ROOT / "python" / "spac"
 CHECKS = ("facts", "build", "smoke", "doors")
-PARTS = (*CHECKS, "full", "compare", "served", "forms", "other", "contexts", "budgets")
+PARTS = (*CHECKS, "full", "compare", "served", "forms", "card", "other", "contexts", "budgets")
 """The parts in their order. Those behind the checks need the twins."""
 ON_REQUEST = ("probes", "patches", "timeline")
 """Parts that answer nothing new after a first visit to a kind of card. --parts names them."""
@@ -355,7 +355,8 @@ class Visit:
 
     def contexts(self) -> bool:
         """Measure long prompts."""
-        return self.compared("contexts", 200, "--budgets", "17%", "--contexts", self.short(4096),
+        sizes = [self.short(n) for n in ((4096,) if self.args.quick else (4096, 16384))]
+        return self.compared("contexts", 240, "--budgets", "17%", "--contexts", *sizes,
                              "--only", *ELSEWHERE)  # fmt: skip
 
     def other(self) -> bool:
@@ -384,6 +385,12 @@ class Visit:
         words += ["--prompt", "a"]
         done = [self.generated(f"form {name}", *words, **variables) for name, variables in FORMS.items()]
         return all(done)
+
+    def card(self) -> bool:
+        """Make the row of this card for docs/cards.md, as its owner would: with 8 GB of it."""
+        limit = [] if self.args.quick else ["--vram-limit", "8G"]
+        words = ["--submit", self.out / "card.json", "--target", self.target, "--device", self.args.device]
+        return self.python("card", 240, "spac", "bench", *words, *limit)
 
     def generated(self, name: str, *words: object, slots: str = "17%", **variables: str) -> bool:
         """Generate a text with that share of the experts in slots."""

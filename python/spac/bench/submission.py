@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from spac import __version__
 from spac.bench.figures import Spread
 from spac.config import EngineConfig
+from spac.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from spac.doctor.trial import Finding
@@ -108,7 +109,9 @@ class Submission:
         on_gpu = any(not device.shares_host_cores for device in devices)
         ours = self._best(System(SPAC, n) for n in _threads(on_gpu=on_gpu))
         layers = self._layers_on_cpu(info, ours) if devices else None
-        theirs = self._best(System(LLAMA_CPP, n, layers) for n in _threads(on_gpu=False))
+        theirs = self._filled(
+            self._best(System(LLAMA_CPP, n, layers) for n in _threads(on_gpu=False)), ours, info
+        )
         for i in range(ROUNDS - 1):
             if self._is_late(2):
                 break
@@ -133,6 +136,19 @@ class Submission:
         done = sum(map(len, self.figures.values()))
         return done > 0 and spent + n * spent / done > self._seconds
 
+    def _filled(self, theirs: System, ours: System, info: ModelInfo) -> System:
+        """Return llama.cpp with further layers of experts in what spac has beside its slots."""
+        left = self.figures[ours][0].vram_bytes - self.figures[theirs][0].vram_bytes
+        more = min(theirs.cpu_layers or 0, left * 5 // max(1, 6 * info.mean_expert_layer))  # types differ
+        if more <= 0 or self._is_late(1):
+            return theirs
+        fuller = replace(theirs, cpu_layers=(theirs.cpu_layers or 0) - more)
+        try:
+            self._measure(fuller)
+        except OutOfMemoryError:
+            return theirs
+        return fuller
+
     def _layers_on_cpu(self, info: ModelInfo, ours: System) -> int:
         """Return the least layers of experts on the CPU with which llama.cpp has no more memory than spac."""
         found = self.figures[ours][0]
@@ -142,7 +158,7 @@ class Submission:
         return max(0, info.n_expert_layers - on_device)
 
     def _measure(self, system: System) -> None:
-        """Load a system, generate its texts, and keep the figures. llama.cpp gives up layers to fit."""
+        """Load a system, generate its texts, and keep the figures."""
         from spac import _core
         from spac.engine import Engine
 
