@@ -123,6 +123,19 @@ def test_without_memory_for_kernels_a_request_fails_and_the_next_one_does_not(en
         assert text_of(engine) == wanted
 
 
+@pytest.mark.parametrize("ctx", [2, 256])
+def test_a_rehearsal_leaves_models_alone_that_get_no_slot(engine_with, wanted, monkeypatch, ctx):
+    with engine_with(slots=0, scheduler="lru", ctx=1024) as engine:
+        used = memory().used
+        assert engine.experts.slots.n_slots == 0
+    monkeypatch.setenv("SPAC_FORM", "rehearsal")
+    with engine_with(slots="auto", ctx=1024, vram_limit=used + 4096) as engine:
+        assert engine.experts.slots.n_slots == 0
+        assert text_of(engine) == wanted
+    with engine_with(slots="auto", ctx=ctx) as engine:
+        assert text_of(engine, "a")
+
+
 def test_a_rehearsal_without_memory_says_what_is_lacking(engine_with, monkeypatch):
     monkeypatch.setenv("SPAC_FORM", "rehearsal")
     _core.set_simulated_device(memory_mb=14, kernel_share=1000)

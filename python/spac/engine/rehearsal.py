@@ -7,6 +7,8 @@ take. The CPU computes no experts meanwhile, so a rehearsal takes as long as the
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from spac import _core, env
 from spac.errors import OutOfMemoryError
 from spac.machine.device_memory import size
@@ -36,8 +38,9 @@ def rehearse(pair: ModelPair) -> dict[str, float]:
     if pair.draft_context is not None and not pair.draft_on_cpu and pair.draft is not None:
         _run(pair.draft_context, pair.draft_experts, n_tokens)
     before = _taken(pair)
-    try:
+    with suppress(OutOfMemoryError):  # Where no slot fits, the device computes no experts later either.
         experts.attach_slots(experts.n_layer)
+    try:
         _run(pair.target_context, experts, n_tokens)
     finally:
         experts.attach_slots(0)
@@ -53,7 +56,7 @@ def _run(context: Context, experts: _core.Experts | None, n_tokens: int) -> None
     finally:
         if experts is not None:
             experts.set_rehearsing(False)
-    if status == 0:
+    if status >= 0:  # Above 0 the context is too short for all tokens.
         return
     lacked = {each.name: _core.take_kernel_refusal(each.name) for each in _core.devices()}
     for name, n_bytes in lacked.items():

@@ -13,9 +13,6 @@ EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
 """The pattern of names of tensors that hold one slice per expert."""
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
-_STATES = ("ssm", "wkv", "shortconv", "kda")
-"""The groups of metadata that describe layers with a state."""
-
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -47,8 +44,6 @@ class ModelInfo:
     """The bytes of the largest layer."""
     cache_width: int
     """The numbers that a layer keeps of a token, at most: its keys and values."""
-    has_states: bool
-    """True if the metadata tell of layers that keep a state in place of the past. Some models omit it."""
 
     @property
     def n_expert_layers(self) -> int:
@@ -104,7 +99,6 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         table_types=_bytes_by_type(table if any(t.name == "output.weight" for t in tensors) else []),
         layer_bytes=max(_bytes_by_layer(tensors).values(), default=0),
         cache_width=_cache_width(header, architecture, size("embedding_length")),
-        has_states=any(key.startswith(tuple(f"{architecture}.{part}." for part in _STATES)) for key in meta),
     )
 
 
