@@ -173,7 +173,9 @@ void bind_server(py::module_ & m) {
                          std::shared_ptr<spac::Projector>                                    projector,
                          const std::vector<std::tuple<std::string, std::uintptr_t, float>> & adapters, bool reasons,
                          int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
-                         bool is_verbose, bool embeds, int n_slots, const py::kwargs & keywords) {
+                         const std::vector<std::string> & aliases, const std::string & reasoning_format,
+                         const std::string & reasoning_message, bool parses, bool shows_slots, bool is_verbose,
+                         bool embeds, int n_slots, const py::kwargs & keywords) {
                  spac::LoopConfig config;
                  config.path               = path;
                  config.name               = name;
@@ -185,6 +187,11 @@ void bind_server(py::module_ & m) {
                  config.reasoning_budget   = reasoning_budget;
                  config.prefills           = prefills;
                  config.template_variables = std::move(template_variables);
+                 config.aliases            = aliases;
+                 config.reasoning_format   = reasoning_format;
+                 config.reasoning_message  = reasoning_message;
+                 config.parses             = parses;
+                 config.shows_slots        = shows_slots;
                  config.embeds             = embeds;
                  config.n_slots            = n_slots;
                  config.is_verbose         = is_verbose;
@@ -210,6 +217,8 @@ void bind_server(py::module_ & m) {
              py::arg("slot_folder") = "", py::arg("projector_file") = "", py::arg("projector") = py::none(),
              py::arg("adapters") = py::list(), py::arg("reasons") = true, py::arg("reasoning_budget") = -1,
              py::arg("prefills") = true, py::arg("template_variables") = std::map<std::string, std::string>(),
+             py::arg("aliases") = std::vector<std::string>(), py::arg("reasoning_format") = "deepseek",
+             py::arg("reasoning_message") = "", py::arg("parses") = true, py::arg("shows_slots") = true,
              py::arg("is_verbose") = false, py::arg("embeds") = false, py::arg("n_slots") = 1)
         .def_static("media_marker", &ServerLoop::media_marker)
         .def_property_readonly_static("routes", [](const py::object &) { return ServerLoop::routes(); })

@@ -184,18 +184,22 @@ common_params params_of(const LoopConfig & config) {
     auto * const          target  = static_cast<llama_context *>(session.target_ctx);
     const llama_context * draft   = static_cast<llama_context *>(session.draft_ctx);
     common_params         params;
-    params.model.path     = config.path;
-    params.model_alias    = {config.name};
-    params.chat_template  = config.template_text;
-    params.mmproj.path    = config.projector;
-    params.slot_save_path = config.slot_folder;
-    params.n_parallel     = config.n_slots;
-    params.n_ctx          = static_cast<int32_t>(llama_n_ctx(target));
-    params.n_batch        = static_cast<int32_t>(llama_n_batch(target));
-    params.n_ubatch       = static_cast<int32_t>(llama_n_ubatch(target));
-    params.kv_unified     = llama_n_ctx_seq(target) == llama_n_ctx(target);
-    params.fit_params     = false;
-    params.warmup         = false;
+    params.model.path  = config.path;
+    params.model_alias = {config.name};
+    params.model_alias.insert(config.aliases.begin(), config.aliases.end());
+    params.reasoning_format          = common_reasoning_format_from_name(config.reasoning_format);
+    params.force_pure_content_parser = !config.parses;
+    params.endpoint_slots            = config.shows_slots;
+    params.chat_template             = config.template_text;
+    params.mmproj.path               = config.projector;
+    params.slot_save_path            = config.slot_folder;
+    params.n_parallel                = config.n_slots;
+    params.n_ctx                     = static_cast<int32_t>(llama_n_ctx(target));
+    params.n_batch                   = static_cast<int32_t>(llama_n_batch(target));
+    params.n_ubatch                  = static_cast<int32_t>(llama_n_ubatch(target));
+    params.kv_unified                = llama_n_ctx_seq(target) == llama_n_ctx(target);
+    params.fit_params                = false;
+    params.warmup                    = false;
     // common makes a pool of threads, which GivenModels does not let it attach.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1;
     params.cache_ram_mib           = static_cast<int32_t>(std::min<size_t>(session.prompt_cache_bytes >> 20, 1 << 30));
@@ -214,7 +218,8 @@ common_params params_of(const LoopConfig & config) {
         params.verbosity = INT_MAX;
         common_log_set_verbosity_thold(INT_MAX);
     }
-    params.sampling.reasoning_budget_tokens = config.reasoning_budget;
+    params.sampling.reasoning_budget_tokens  = config.reasoning_budget;
+    params.sampling.reasoning_budget_message = config.reasoning_message;
     if (!config.adapters.empty()) {
         params.cache_ram_mib = 0; // this cache does not know which adapters computed what it holds
     }

@@ -27,16 +27,21 @@ struct LoopAdapter {
 
 struct LoopConfig {
     SessionConfig session; // its contexts, experts, trace, draft, prompt cache and checkpoints; sampling: the defaults
-    int           n_slots = 1;                             // at most as many as the contexts have sequences
-    std::string   path;                                    // the target's file
-    std::string   name;                                    // the model's name in answers
-    std::string   template_text;                           // replaces the file's chat template; empty: the file's
-    std::string   slot_folder;                             // where slots are saved; empty: nowhere
-    std::string   projector;                               // the file of the session's projector; empty: none
-    bool          reasons          = true;                 // false: templates are told not to let the model reason
-    int           reasoning_budget = -1;                   // largest number of reasoning tokens; -1: any
-    bool          prefills         = true;                 // an assistant's message at the end begins the answer
-    std::map<std::string, std::string> template_variables; // JSON values by name
+    int           n_slots = 1;                                        // at most as many as the contexts have sequences
+    std::string   path;                                               // the target's file
+    std::string   name;                                               // the model's name in answers
+    std::vector<std::string>           aliases;                       // further names
+    std::string                        reasoning_format = "deepseek"; // as common_reasoning_format_from_name() has it
+    std::string                        reasoning_message;             // ends the reasoning where its budget is spent
+    bool                               parses      = true;            // false: reasoning and calls stay in the content
+    bool                               shows_slots = true;            // false: the list of slots is refused
+    std::string                        template_text;           // replaces the file's chat template; empty: the file's
+    std::string                        slot_folder;             // where slots are saved; empty: nowhere
+    std::string                        projector;               // the file of the session's projector; empty: none
+    bool                               reasons          = true; // false: templates are told not to let the model reason
+    int                                reasoning_budget = -1;   // largest number of reasoning tokens; -1: any
+    bool                               prefills         = true; // an assistant's message at the end begins the answer
+    std::map<std::string, std::string> template_variables;      // JSON values by name
     bool is_verbose = false; // answers tell what became of their request, and the loop writes its log
     bool embeds     = false; // it makes embeddings too, with the pooling of the target's context
     std::vector<LoopAdapter> adapters;

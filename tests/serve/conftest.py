@@ -35,11 +35,13 @@ class Server:
     programs: Programs | None = None
     """The starter of processes. Without one, Python starts anew."""
 
-    def __init__(self, folder: Path, *arguments: str, fixed: Sequence[str] = FIXED) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, fixed: Sequence[str] = FIXED, key: str = KEY, **variables: str
+    ) -> None:
         self._err = folder / "stderr"
         self._clients: list[openai.OpenAI | anthropic.Anthropic] = []
         words = ["serve", "--port", "0", *fixed, *arguments]
-        variables = environment(SPAC_API_KEY=KEY)
+        variables = environment(SPAC_API_KEY=key, **variables)
         self.process: Process | subprocess.Popen[str]
         with open(self._err, "wb") as err:
             if self.programs is not None:

@@ -35,6 +35,14 @@ def add_chat_options(parser: argparse._ActionsContainer) -> None:
         default=DEFAULTS.reasoning_budget,
         help="tokens of reasoning at most; -1 for no limit, 0 to end it at once (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--reasoning-effort", metavar="LEVEL",
+        help="how much the model is to reason, in its template's words, such as low (default: its own)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reasoning-preserve", action=argparse.BooleanOptionalAction, default=None,
+        help="whether templates that can show the reasoning of earlier answers too (default: they do)",
+    )  # fmt: skip
 
 
 def add_prefill_option(parser: argparse._ActionsContainer) -> None:
@@ -74,6 +82,10 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
             raise InputError(
                 '--chat-template-kwargs: an object is needed, such as {"reasoning_effort": "low"}'
             )
+    if options.reasoning_effort not in (None, "default"):
+        variables["reasoning_effort"] = options.reasoning_effort
+    if options.reasoning_preserve is not None:
+        variables["preserve_reasoning"] = options.reasoning_preserve
     template = given
     if file is not None:
         try:

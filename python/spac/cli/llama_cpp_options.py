@@ -89,7 +89,7 @@ _ACCEPTED = [
     *_accepted(
         "what a prompt shares with the one before is not read again; of others, --cache-ram is the measure",
         "--cache-prompt --no-cache-prompt --cache-idle-slots --no-cache-idle-slots --prompt-cache-all "
-        "--prompt-cache-ro --no-slots",
+        "--prompt-cache-ro",
         "--cache-reuse --slot-prompt-similarity -sps --prompt-cache",
     ),
     *_accepted("colours are the terminal's matter (NO_COLOR)", "--color -co", maybe=_ON_OFF),
@@ -149,11 +149,7 @@ _ACCEPTED = [
     ),
     *_accepted("text is taken as it stands", "--no-escape"),
     *_accepted("text is taken as it stands", "--escape -e", programs=("chat", "serve", "bench")),
-    *_accepted(
-        "there is no web page and no such endpoint",
-        "--ui --no-ui --webui --no-webui --props",
-        programs=("serve",),
-    ),
+    *_accepted("properties do not change while the server runs", "--props", programs=("serve",)),
     *_accepted(
         "not needed: requests wait as long as they must, and the model stays loaded",
         "",
@@ -164,7 +160,18 @@ _ACCEPTED = [
         "only spac chat and spac serve have a template",
         "--skip-chat-parsing --no-skip-chat-parsing",
         "--chat-template --chat-template-file --chat-template-kwargs --reasoning -rea --reasoning-budget "
-        "--reasoning-format --reasoning-effort",
+        "--reasoning-format --reasoning-effort --reasoning-budget-message",
+        programs=_TEXT,
+    ),
+    *_accepted(
+        "only spac serve makes answers in parts",
+        "--skip-chat-parsing --no-skip-chat-parsing",
+        "--reasoning-format --reasoning-budget-message",
+        programs=("chat",),
+    ),
+    *_accepted(
+        "only spac chat and spac serve have a template",
+        "--reasoning-preserve --no-reasoning-preserve",
         programs=_TEXT,
     ),
 ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from spac.cli.llama_cpp_environment import options_of
 from spac.cli.llama_cpp_options import foreign_options
 from spac.errors import one_line
 
@@ -32,6 +34,8 @@ class Parser(argparse.ArgumentParser):
         usage = "%(prog)s [OPTIONS]" if like_llama_cpp else None
         super().__init__(prog=prog, description=description, usage=usage, allow_abbrev=False)
         self.notes: list[str] = []
+        self.reads_environment = False
+        """True to read llama-server's variables as options, before those of the command line."""
         self._foreign = foreign_options(prog.rpartition(" ")[2]) if like_llama_cpp else {}
 
     def error(self, message: str) -> NoReturn:
@@ -41,7 +45,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments as argparse does. argparse's `parse_args` calls this too."""
         given = sys.argv[1:] if args is None else args
-        found, rest = super().parse_known_args(self._spelled_out(deque(given)), namespace)
+        found, rest = super().parse_known_args(
+            [*self._from_environment(), *self._spelled_out(deque(given))], namespace
+        )
         if rest:
             self.error(f"'{rest[0]}' belongs to no option{self._remedy()}")
         return found, rest
@@ -57,6 +63,18 @@ class Parser(argparse.ArgumentParser):
             i += 2 if action is not None and action.nargs != 0 else 1
         rest = list(words[i:])
         return list(words[:i]), rest[1:] if rest[:1] == ["--"] else rest
+
+    def _from_environment(self) -> list[str]:
+        """Return the arguments that llama-server's variables stand for, and note which were used."""
+        if not self.reads_environment:
+            return []
+        foreign = {flag: each.n_values for flag, each in self._foreign.items()}
+        words = []
+        for name, stands_for in options_of(os.environ, self._option_string_actions, foreign):
+            shown = stands_for[0].partition("=")[0] if stands_for else ""
+            self.notes.append(f"{name} is read as {shown}" if shown else f"{name}: no option of {self.prog}")
+            words += self._spelled_out(deque(stands_for))
+        return words
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []  # keeps argparse from matching the beginning of an option

@@ -57,6 +57,16 @@ class LoopOptions:
     """True if answers also tell what became of their request, and the loop writes its log to stderr."""
     pooling: str | None = None
     """The way to make one vector of a text's tokens, a key of `POOLINGS`; None for no embeddings."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the model."""
+    reasoning_format: str = "deepseek"
+    """How an answer's reasoning comes, as llama-server's --reasoning-format names it."""
+    reasoning_message: str = ""
+    """What ends the reasoning where its budget is spent."""
+    parses: bool = True
+    """False to leave an answer's reasoning and calls of tools in its content."""
+    shows_slots: bool = True
+    """False to refuse the list of slots."""
 
 
 def seeded(sampling: SamplingConfig) -> SamplingConfig:
@@ -175,6 +185,8 @@ def open_loop(
         chat_template=template, slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},
+        aliases=list(options.aliases), reasoning_format=options.reasoning_format,
+        reasoning_message=options.reasoning_message, parses=options.parses, shows_slots=options.shows_slots,
         prefills=options.prefills, is_verbose=options.is_verbose, embeds=options.pooling is not None,
         projector_file="" if config.mmproj is None else str(config.mmproj), projector=pair.projector,
         adapters=[

@@ -55,13 +55,16 @@ def make_parser() -> Parser:
         help=f"what clients must send; better given as {env.API_KEY.name} in the environment, "
         "for others can read options",
     )  # fmt: skip
-    server.add_argument("--queue", metavar="N", type=number(int, Range(0, COUNT.high)), default=16,
+    server.add_argument("--queue", metavar="N", type=number(int, Range(0, COUNT.high)), default=256,
                         help="requests that may wait; others get status 429 "
                         "(default: %(default)s)")  # fmt: skip
     server.add_argument(
-        "--alias", "-a", metavar="NAME", help="the model's name (default: its file's; the demo's: demo)"
+        "--alias",
+        "-a",
+        metavar="NAME[,NAME...]",
+        help="the model's names (default: its file's; the demo's: demo)",
     )
-    server.add_argument("--page", action=argparse.BooleanOptionalAction, default=True,
+    server.add_argument("--page", "--ui", "--webui", action=argparse.BooleanOptionalAction, default=True,
                         help="offer a page at / to chat, which also shows what the engine does "
                         "(default: on)")  # fmt: skip
     server.add_argument("--drain-seconds", metavar="N", type=number(int, Range(0, 3600)), default=10,
@@ -93,8 +96,27 @@ def make_parser() -> Parser:
     add_chat_options(chat)
     add_prefill_option(chat)
     add_image_option(chat)
+    chat.add_argument(
+        "--reasoning-format", choices=("auto", "deepseek", "deepseek-legacy", "none"), default="deepseek",
+        help="how an answer's reasoning comes: deepseek (and auto) in reasoning_content, none in the "
+        "content, deepseek-legacy in both (default: %(default)s)",
+    )  # fmt: skip
+    chat.add_argument(
+        "--reasoning-budget-message", metavar="TEXT", default="",
+        help="what ends the reasoning where its budget is spent, before the template's end of it",
+    )  # fmt: skip
+    chat.add_argument(
+        "--skip-chat-parsing", action=argparse.BooleanOptionalAction, default=False,
+        help="leave all that the model writes in the content, its reasoning and its calls of tools too",
+    )  # fmt: skip
     add_engine(parser)
+    slots = parser._option_string_actions["--slots"]  # llama-server's is a switch, for the list of slots
+    slots.nargs, slots.const = "?", "auto"
+    server.add_argument(
+        "--no-slots", dest="shows_slots", action="store_false", help="do not list the slots at /slots"
+    )
     parser.set_defaults(parallel=-1)
+    parser.reads_environment = True
     sampling = parser.add_argument_group("sampling, where a request does not say")
     add_config(sampling, SamplingConfig, only=SAMPLING)
     add_talk(parser.add_argument_group("output"))
@@ -111,12 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Listen, load the model and serve it; return the exit code."""
     from spac.serve.server import make_server
+    from spac.serve.state import LOOPBACK
 
     check_options(options)
     talk = Talk(options.quiet)
     out = sys.stdout
     with listen(options.host, options.port) as bound, contextlib.ExitStack() as stack:
         app, state = ready(options, talk, stack, can_interrupt=True)
+        if is_loopback(bound):
+            state.names = {options.host.lower(), *LOOPBACK}
         if not state.has_key and not is_loopback(bound):
             talk.note("anyone who can reach this host can use the model; set --api-key")
         server = make_server(app, state, verbose=options.verbose, drain_s=options.drain_seconds)
@@ -163,13 +188,16 @@ def ready(
 
     target, draft, demo = models(options)
     config, chat = read_config(options, target, draft), read_chat_options(options)
-    name = options.alias or ("demo" if demo else target.name)
+    names = _names(options.alias) or ("demo" if demo else target.name,)
     if talk.progress is not None:  # stderr is a terminal, without --quiet
         talk.note(f"loading {target.name}")
     folder = "" if options.slot_save_path is None else f"{options.slot_save_path}/"
     loop = LoopOptions(
-        name, folder, lambda model: _template_of(model, chat.template), chat.reasoning, chat.reasoning_budget,
-        chat.prefill, chat.variables, options.verbose, _pooling(options, target),
+        names[0], folder, lambda model: _template_of(model, chat.template), chat.reasoning,
+        chat.reasoning_budget, chat.prefill, chat.variables, options.verbose, _pooling(options, target),
+        names[1:],
+        options.reasoning_format, options.reasoning_budget_message, not options.skip_chat_parsing,
+        options.shows_slots,
     )  # fmt: skip
     with interrupt.Interrupt(lambda: interrupt.leave) if can_interrupt else contextlib.nullcontext():
         engine = stack.enter_context(Engine(config, progress=None, serves=loop))
@@ -178,7 +206,7 @@ def ready(
     engine.on_note = talk.note
     queue = RequestQueue(options.queue, engine.n_sequences)
     key = env.API_KEY.get() if options.api_key is None else options.api_key
-    state = ServerState(queue, Metrics(queue, engine), (name,), key, FILES if options.page else ())
+    state = ServerState(queue, Metrics(queue, engine), names, key, FILES if options.page else ())
     state.strict_model = options.strict_model
     if not talk.quiet:
         state.log = say
@@ -189,6 +217,10 @@ def ready(
         allow_credentials=True, allow_methods=METHODS, allow_headers=["*"],
     )  # fmt: skip
     return app, state
+
+
+def _names(alias: str | None) -> tuple[str, ...]:
+    return tuple(name for each in (alias or "").split(",") if (name := each.strip()))
 
 
 def _template_of(target: Model, given: str | None) -> tuple[str, str]:

@@ -33,13 +33,17 @@ def _host_of(origin: str) -> str | None:
         return None
 
 
-def _is_own(origin: str, host: str) -> bool:
-    """Return True for this server's own page at an IP address; others can let a name lead to this address."""
+def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(_host_of(origin) or "")
+        ipaddress.ip_address(name)
     except ValueError:
         return False
-    return origin == f"http://{host}"
+    return True
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Return True for this server's own page at an IP address; others can let a name lead to this address."""
+    return _is_address(_host_of(origin) or "") and origin == f"http://{host}"
 
 
 class ServerState:
@@ -61,6 +65,11 @@ class ServerState:
         """True to refuse requests that name another model."""
         self.log: Callable[[str], None] = lambda _line: None
         """The function that writes a line of the request log."""
+        self.names: Collection[str] = ()
+        """The names under which clients reach a server that listens on this machine alone; none for any name.
+
+        A web page can let its own name lead to this machine, and then read what a server without a key says.
+        """
         self._key = api_key.encode()
         self._closing = False
 
@@ -72,6 +81,8 @@ class ServerState:
         """
         self.check_open()
         headers = dict(scope["headers"])
+        if not self._key and path not in OPEN_TO_ALL:
+            self._check_name(headers.get(b"host", b"").decode("latin-1"))
         if path in self._open:
             return
         if not self._key:
@@ -86,6 +97,15 @@ class ServerState:
         keys = [key.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
         if not any(hmac.compare_digest(each, self._key) for each in keys):
             raise Refusal(401, "the API key is missing or wrong")
+
+    def _check_name(self, host: str) -> None:
+        """Raise Refusal if a client has found this machine under a name that is not its own."""
+        name = _host_of(f"//{host}")
+        if not self.names or not host or name in self.names or _is_address(name or ""):
+            return
+        raise Refusal(
+            403, f"{host} is no name of this machine: use 127.0.0.1, or start the server with --api-key"
+        )
 
     @property
     def has_key(self) -> bool:

@@ -1,0 +1,173 @@
+"""A server that is moved from llama-server keeps its settings: options, and variables of the environment."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spac.cli.llama_cpp_environment import options_of
+from spac.serve.app import make_parser
+from tests.chat.templates import THINKING
+from tests.serve.conftest import Server
+
+FORCED = 'root ::= "<think>\\nhmm, so\\n</think>\\n\\nyes" '
+"""A grammar that fixes the answer's text."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    """Return `start(*arguments, key=, **variables)`, which starts a server. All are stopped in the end."""
+    servers: list[Server] = []
+
+    def starting(*arguments: str, key: str = "", **variables: str) -> Server:
+        folder = tmp_path / str(len(servers))
+        folder.mkdir()
+        servers.append(Server(folder, "--ctx", "1024", *arguments, key=key, **variables))
+        return servers[-1]
+
+    yield starting
+    for server in servers:
+        assert server.stop() == 0
+
+
+def status(server: Server, path: str, host: str | None = None, key: str = "") -> int:
+    connection = http.client.HTTPConnection(server.address, timeout=60)
+    try:
+        connection.putrequest("GET", path, skip_host=host is not None)
+        if host:
+            connection.putheader("Host", host)
+        if key:
+            connection.putheader("Authorization", f"Bearer {key}")
+        connection.endheaders()
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_key_of_llama_server_closes_the_server(start):
+    server = start(LLAMA_API_KEY="secret", LLAMA_ARG_ALIAS="mine", LLAMA_ARG_ENDPOINT_SLOTS="0")
+    assert [status(server, "/v1/models", key=key) for key in ("", "other", "secret")] == [401, 401, 200]
+    assert status(server, "/slots", key="secret") == 501
+    _, body = server.ask("GET", "/v1/models", key="secret")
+    assert json.loads(body)["data"][0]["id"] == "mine"
+    assert "LLAMA_API_KEY is read as --api-key" in server.err
+    assert "secret" not in server.err
+    both = start(key="ours", LLAMA_API_KEY="theirs", LLAMA_ARG_WHATEVER="1")
+    assert [status(both, "/props", key=key) for key in ("theirs", "ours")] == [401, 200]
+    assert "LLAMA_ARG_WHATEVER: no option of spac serve" in both.err
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"LLAMA_ARG_CTX_SIZE": "4096"}, ["--ctx-size=4096"]),
+        ({"LLAMA_ARG_N_PARALLEL": "2"}, ["--parallel=2"]),
+        ({"LLAMA_ARG_THINK": "none"}, ["--reasoning-format=none"]),
+        ({"LLAMA_ARG_UI": "0"}, ["--no-ui"]),
+        ({"LLAMA_ARG_NO_UI": "1"}, ["--no-ui"]),
+        ({"LLAMA_ARG_SKIP_CHAT_PARSING": "on"}, ["--skip-chat-parsing"]),
+        ({"LLAMA_ARG_ENDPOINT_SLOTS": "true"}, ["--slots"]),
+        ({"LLAMA_ARG_ENDPOINT_METRICS": "1"}, ["--metrics"]),
+        ({"LLAMA_ARG_N_CPU_MOE": "20"}, ["--n-cpu-moe", "20"]),
+        ({"LLAMA_ARG_NO_MMAP": "1"}, ["--no-mmap"]),
+        ({"LLAMA_ARG_EMBEDDINGS": "maybe"}, []),
+        ({"LLAMA_ARG_NEW_THING": "1"}, []),
+        ({"LLAMA_CACHE": "/tmp", "OTHER": "1"}, None),
+    ],
+)
+def test_variables_are_options(variables, words):
+    parser = make_parser()
+    foreign = {flag: each.n_values for flag, each in parser._foreign.items()}
+    found = list(options_of(variables, parser._option_string_actions, foreign))
+    assert found == ([] if words is None else [(next(iter(variables)), words)])
+
+
+def test_the_command_line_comes_first(monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_PORT", "9000")
+    monkeypatch.setenv("LLAMA_ARG_HOST", "0.0.0.0")
+    options = make_parser().parse_args(["--port", "9001", "--slots"])
+    assert (options.port, options.host, options.slots.is_auto) == (9001, "0.0.0.0", True)
+    assert make_parser().parse_args(["--slots", "40%"]).slots.share == 0.4
+
+
+def test_a_variable_with_a_bad_value_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("LLAMA_ARG_PORT", "many")
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args([])
+    assert ended.value.code == 2
+    assert "--port" in capsys.readouterr().err
+
+
+NAMES = ["127.0.0.1:1", "localhost", "LOCALHOST:80", "[::1]:1", "192.168.0.7:1"]
+
+
+def test_a_name_that_leads_here_reads_nothing(start):
+    """A web page can let its own name lead to 127.0.0.1, and its requests are then of its own origin."""
+    server = start()
+    paths = ("/", "/slots", "/props", "/page/events", "/v1/models", "/metrics")
+    for path in paths:
+        assert status(server, path, "attacker.example:8000") == 403, path
+        assert status(server, path, "localhost.attacker.example") == 403, path
+    assert status(server, "/health", "attacker.example") == 200
+    assert [status(server, "/v1/models", host) for host in NAMES] == [200] * len(NAMES)
+    assert status(server, "/v1/models", "") == 200  # HTTP/1.0 has no Host
+    closed = start(key="secret")
+    assert status(closed, "/v1/models", "attacker.example", key="secret") == 200
+
+
+def test_several_names(start):
+    server = start("--alias", "b, a", "--strict-model")
+    body = {"prompt": "x", "max_tokens": 1}
+    assert [server.ask("POST", "/v1/completions", body | {"model": name})[0] for name in "abc"] == [
+        200,
+        200,
+        404,
+    ]
+    assert [status(server, f"/v1/models/{name}") for name in "abc"] == [200, 200, 404]
+
+
+def test_no_page_and_no_list_of_slots(start):
+    server = start("--no-ui", "--no-slots")
+    assert [status(server, path) for path in ("/", "/slots", "/v1/models")] == [404, 501, 200]
+    assert status(start("--webui", "--slots"), "/") == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "reasoning", "content"),
+    [
+        ((), "hmm, so", "yes"),
+        (("--reasoning-format", "auto"), "hmm, so", "yes"),
+        (("--reasoning-format", "none"), None, "<think>\nhmm, so\n</think>\n\nyes"),
+        (("--skip-chat-parsing",), None, "<think>\nhmm, so\n</think>\n\nyes"),
+    ],
+)
+def test_where_reasoning_is_shown(start, tmp_path, options, reasoning, content):
+    template = tmp_path / "template.jinja"
+    template.write_text(THINKING)
+    server = start("--chat-template-file", str(template), *options)
+    body = {"messages": [{"role": "user", "content": "x"}], "grammar": FORCED, "temperature": 0}
+    code, answer = server.ask("POST", "/v1/chat/completions", body)
+    assert code == 200, answer
+    message = json.loads(answer)["choices"][0]["message"]
+    assert (message.get("reasoning_content") or "").strip() == (reasoning or "")
+    assert message["content"].strip().endswith(content.rpartition(">")[2].strip())
+    assert ("</think>" in message["content"]) == (reasoning is None)
+
+
+def test_variables_of_a_template(start, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text("[{{ reasoning_effort }}|{{ preserve_reasoning }}]{{ messages[0].content }}")
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    prompts = []
+    for options in (
+        (),
+        ("--reasoning-effort", "low", "--no-reasoning-preserve"),
+        ("--reasoning-effort", "default"),
+    ):
+        server = start("--chat-template-file", str(template), *options)
+        prompts.append(json.loads(server.ask("POST", "/apply-template", body)[1])["prompt"])
+    assert prompts == ["[|True]x", "[low|False]x", "[|True]x"]
