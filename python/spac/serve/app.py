@@ -29,6 +29,9 @@ SAMPLING = (
 )  # fmt: skip
 """The sampling options that hold where a request does not say."""
 
+BACKLOG = 2048
+"""The connections that the system keeps until the server takes them, as many as uvicorn asks for."""
+
 SWITCH_S = 0.0005
 """The seconds after which a thread of Python lets another one run that waits.
 
@@ -150,6 +153,7 @@ def serve(options: argparse.Namespace) -> int:
             talk.note(f"a page to chat is at http://{address(bound)}")
         gc.collect()
         gc.freeze()  # Collections leave out the program's own objects, which stay to its end.
+        bound.listen(BACKLOG)  # Whoever reads the address may connect at once.
         print(f"http://{address(bound)}/v1", file=out, flush=True)
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_S)

@@ -1,4 +1,4 @@
-"""Work on requests before llama.cpp's handlers see them: limits of schemas and grammars, images' data."""
+"""Work on requests before llama.cpp's handlers see them: limits of schemas and grammars, tools, images."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from spac.config.schema_limits import check_schemas
 from spac.serve.refusal import Refusal
 
 
-def check(body: bytes, model: int, names: Collection[str] | None) -> None:
-    """Raise Refusal or InputError for a request's body that is no object, or that exceeds a limit.
+def checked(body: bytes, model: int, names: Collection[str] | None) -> bytes:
+    """Return a request's body, in which the choice of a tool by its name is one that llama.cpp reads.
 
     `model` is the address of the target's llama_model. A request may name the models `names` alone, or any
-    with None.
+    with None. Raise Refusal or InputError for a body that is no object, or that exceeds a limit.
     """
     request = parsed(body)
     name = request.get("model")
@@ -26,6 +26,45 @@ def check(body: bytes, model: int, names: Collection[str] | None) -> None:
     if isinstance(grammar := request.get("grammar"), str):
         _core.check_grammar(model, grammar)
     check_schemas(list(_schemas(request)))
+    return json.dumps(request).encode() if _choose_tools(request) else body
+
+
+def _choose_tools(request: dict[str, Any]) -> bool:
+    """Leave the tools that `tool_choice` names, and require a call of them. Return True if it names any.
+
+    llama.cpp reads a choice by name as "auto". Raise Refusal if it names a tool that is not there.
+    """
+    choice = request.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") in ("auto", "any", "none"):  # Anthropic's words
+        return False
+    asks = "required"
+    if choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)  # chats have an object more than Responses
+        names = [_name_of(each) for each in _list(_at({"it": allowed}, "it").get("tools"))]
+        asks = str(_at({"it": allowed}, "it").get("mode", "auto"))
+    else:
+        names = [_name_of(choice)]
+        request.setdefault("parallel_tool_calls", False)  # a named tool is called once
+    tools = [each for each in _list(request.get("tools")) if isinstance(each, Mapping)]
+    known = {_name_of(each): each for each in tools}
+    for name in names:
+        if name is None or name not in known:
+            raise Refusal(400, f"tool_choice names {name or choice.get('type')}, which is none of the tools")
+    request["tools"] = [known[name] for name in names]
+    request["tool_choice"] = {"type": "any"} if choice.get("type") == "tool" else asks
+    return True
+
+
+def _name_of(tool: Any) -> str | None:
+    """Return the name of a tool, or of a choice, in the form of any of the interfaces."""
+    if not isinstance(tool, Mapping):
+        return None
+    name = _at(tool, "function").get("name", tool.get("name"))
+    return name if isinstance(name, str) else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def parsed(body: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.routing import Router
 
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
-from spac.serve.checks import check, parsed, with_images
+from spac.serve.checks import checked, parsed, with_images
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
@@ -221,7 +221,7 @@ class Front:
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
         if path in ANSWERS:
             names = self._state.models if self._state.strict_model else None
-            await run_in_threadpool(check, body, self._engine.target.pointer, names)
+            body = await run_in_threadpool(checked, body, self._engine.target.pointer, names)
             if self._fetches:
                 body = await run_in_threadpool(with_images, body)
         request = LoopRequest()
