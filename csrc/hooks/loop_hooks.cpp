@@ -80,6 +80,11 @@ std::pair<std::string, error_type> LoopHooks::error_of(const std::string & messa
         const auto known = last_fault();
         cause            = known.empty() ? cause : known;
     }
+    const std::string size = "the available context size (";
+    if (const size_t at = cause.find(size); at != std::string::npos) { // clients look for OpenAI's words
+        const std::string n = cause.substr(at + size.size(), cause.find(' ', at + size.size()) - at - size.size());
+        cause = "this model's maximum context length is " + n + " tokens: " + cause.substr(0, cause.rfind(','));
+    }
     return {cause, cause.rfind("the grammar ", 0) == 0 ? ERROR_TYPE_INVALID_REQUEST : type};
 }
 

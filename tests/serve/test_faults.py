@@ -68,7 +68,7 @@ class Counts:
 
 
 def served(loop: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[TestClient, ServerState]:
-    monkeypatch.setattr(front, "check", lambda *_: None)
+    monkeypatch.setattr(front, "checked", lambda _path, body, *_: body)
     state = ServerState(RequestQueue(2), Counts(), ("failing",), "")  # type: ignore[arg-type]
     engine = SimpleNamespace(loop=loop, target=SimpleNamespace(pointer=0), events=None, n_sequences=1)
     return TestClient(Front(engine, state), raise_server_exceptions=False), state  # type: ignore[arg-type]

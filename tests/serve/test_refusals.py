@@ -156,7 +156,7 @@ def test_odd_requests(server, path, request_, stream):
 @pytest.mark.parametrize(
     ("path", "request_", "words"),
     [
-        (COMPLETIONS, {"prompt": TOO_LONG}, "exceeds the available context size"),
+        (COMPLETIONS, {"prompt": TOO_LONG}, "maximum context length is 2048 tokens"),
         (COMPLETIONS, {"prompt": [10**9]}, "token"),
         (COMPLETIONS, {"grammar": "root ::= ("}, "grammar"),
         (COMPLETIONS, {"max_tokens": "many"}, "max_tokens"),

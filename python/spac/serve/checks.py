@@ -10,14 +10,16 @@ from typing import Any
 from spac import _core
 from spac.chat.messages import image_at
 from spac.config.schema_limits import check_schemas
+from spac.serve import forms
 from spac.serve.refusal import Refusal
 
 
-def checked(body: bytes, model: int, names: Collection[str] | None) -> bytes:
-    """Return a request's body, in which the choice of a tool by its name is one that llama.cpp reads.
+def checked(path: str, body: bytes, model: int, names: Collection[str] | None) -> bytes:
+    """Return a request's body in the form that llama.cpp reads, with the tools that its choice names.
 
-    `model` is the address of the target's llama_model. A request may name the models `names` alone, or any
-    with None. Raise Refusal or InputError for a body that is no object, or that exceeds a limit.
+    `path` is that of the interface. `model` is the address of the target's llama_model. A request may name
+    the models `names` alone, or any with None. Raise Refusal or InputError for a body that is no object, that
+    exceeds a limit, or that asks for what nobody honours.
     """
     request = parsed(body)
     name = request.get("model")
@@ -26,17 +28,30 @@ def checked(body: bytes, model: int, names: Collection[str] | None) -> bytes:
     if isinstance(grammar := request.get("grammar"), str):
         _core.check_grammar(model, grammar)
     check_schemas(list(_schemas(request)))
-    return json.dumps(request).encode() if _choose_tools(request) else body
+    return formed(path, body, request)
 
 
-def _choose_tools(request: dict[str, Any]) -> bool:
-    """Leave the tools that `tool_choice` names, and require a call of them. Return True if it names any.
+def formed(path: str, body: bytes, request: dict[str, Any] | None = None) -> bytes:
+    """Return a request's body in the form that llama.cpp reads. `request` is its object, if that is known.
+
+    Raise Refusal as `checked` does.
+    """
+    if not forms.reads(path):
+        return body
+    request = parsed(body) if request is None else request
+    forms.read(path, request)
+    _choose_tools(request)
+    return json.dumps(request).encode()
+
+
+def _choose_tools(request: dict[str, Any]) -> None:
+    """Leave the tools that `tool_choice` names, and require a call of them.
 
     llama.cpp reads a choice by name as "auto". Raise Refusal if it names a tool that is not there.
     """
     choice = request.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") in ("auto", "any", "none"):  # Anthropic's words
-        return False
+        return
     asks = "required"
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)  # chats have an object more than Responses
@@ -52,7 +67,6 @@ def _choose_tools(request: dict[str, Any]) -> bool:
             raise Refusal(400, f"tool_choice names {name or choice.get('type')}, which is none of the tools")
     request["tools"] = [known[name] for name in names]
     request["tool_choice"] = {"type": "any"} if choice.get("type") == "tool" else asks
-    return True
 
 
 def _name_of(tool: Any) -> str | None:

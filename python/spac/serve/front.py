@@ -20,7 +20,7 @@ from starlette.routing import Router
 
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
-from spac.serve.checks import checked, parsed, with_images
+from spac.serve.checks import checked, formed, parsed, with_images
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
@@ -57,6 +57,8 @@ TOOLS = {
     "/v1/responses/input_tokens": "v1/responses/input_tokens", "/lora-adapters": "set-lora-adapters",
 }  # fmt: skip
 """The other routes of POST."""
+COUNTS = tuple(path for path in TOOLS if path.endswith(("_tokens", "template")))
+"""The routes that read a chat and need no slot."""
 SHORT = {
     "/chat/completions": "/v1/chat/completions", "/responses": "/v1/responses", "/models": "/v1/models",
     "/completions": "/completion", "/embeddings": "/embedding", "/rerank": "/v1/rerank",
@@ -221,9 +223,11 @@ class Front:
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
         if path in ANSWERS:
             names = self._state.models if self._state.strict_model else None
-            body = await run_in_threadpool(checked, body, self._engine.target.pointer, names)
+            body = await run_in_threadpool(checked, path, body, self._engine.target.pointer, names)
             if self._fetches:
                 body = await run_in_threadpool(with_images, body)
+        elif path in COUNTS:
+            body = await run_in_threadpool(formed, path, body)
         request = LoopRequest()
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))
