@@ -350,9 +350,10 @@ def test_figures_to_send_in(tmp_path, capfd):
 
 
 def test_figures_to_send_in_have_no_settings_of_their_own(bench):
-    code, _, err = bench("--submit", "-", "--prompt", "mine", short=())
-    assert code == 2
-    assert "--submit measures everybody's settings: leave out --prompt" in err
+    for option, value in (("--prompt", "mine"), ("--slots", "40"), ("--scheduler", "lru")):
+        code, _, err = bench("--submit", "-", option, value, short=())
+        assert code == 2
+        assert f"--submit measures everybody's settings: leave out {option}" in err
 
 
 def test_without_a_device_both_systems_are_on_the_cpu(bench):

@@ -134,11 +134,10 @@ class Bench:
     def _submit(self, target: Path) -> int:
         """Compare spac and llama.cpp, and write what the user can send in."""
         options = self.options
-        given = ("schedulers", "slot_numbers", "draft_lengths", "prompt", "file", "json")
-        if others := [name for name in given if getattr(options, name)]:
-            raise InputError(
-                f"--submit measures everybody's settings: leave out --{others[0].replace('_', '-')}"
-            )
+        flags = {"schedulers": "schedulers", "slot_numbers": "slots", "draft_lengths": "draft-lengths",
+                 "prompt": "prompt", "file": "file", "json": "json"}  # fmt: skip
+        if given := [flag for name, flag in flags.items() if getattr(options, name)]:
+            raise InputError(f"--submit measures everybody's settings: leave out --{given[0]}")
         base = read_config(options, target, None, **_REPRODUCIBLE, ignore_eos=True)
         from spac.bench.submission import Submission
 
