@@ -94,7 +94,7 @@ endforeach()
 add_library(spac-server-context OBJECT ${_server})
 target_link_libraries(spac-server-context PRIVATE llama-common mtmd)
 target_include_directories(spac-server-context PRIVATE "${SPAC_LLAMA_SOURCE}" "${SPAC_LLAMA_SOURCE}/tools/mtmd"
-    "${SPAC_LLAMA_SOURCE}/tools/server" "${PROJECT_SOURCE_DIR}/csrc") # hooks/full_memory.h
+    "${SPAC_LLAMA_SOURCE}/tools/server" "${PROJECT_SOURCE_DIR}/csrc") # hooks/answer_stops.h, hooks/full_memory.h
 target_compile_options(spac-server-context PRIVATE -w)
 list(APPEND SPAC_LLAMA_TARGETS spac-server-context)
 

@@ -253,3 +253,74 @@ def test_nobody_reads_the_answers(tmp_path):
     process.stderr.close()
     assert process.wait(30) == 141
     assert err == b""
+
+
+def test_undo_and_regen(chat, tmp_path):
+    file = tmp_path / "chat.json"
+    done = chat("import os", "/undo", "import re", f"/save {file}", options=("-n", 6))
+    assert "forgot the last exchange: import os" in done.err
+    assert [message["content"] for message in json.loads(file.read_text())["messages"]][::2] == ["import re"]
+    done = chat(
+        "import os", "import re", "/regen", f"/save {file}", options=("-n", 8, "--temp", 3, "--seed", 5)
+    )
+    said = [message["content"] for message in json.loads(file.read_text())["messages"]]
+    assert said[::2] == ["import os", "import re"]
+    shown = done.out.removesuffix("\n")
+    assert shown.endswith(said[3])
+    assert shown != "\n".join([said[1], said[3], said[3]])  # another seed
+
+
+def test_an_answer_that_cannot_be_given_again_is_kept(chat, tmp_path):
+    file = tmp_path / "chat.json"
+    done = chat(
+        "/undo",
+        "/regen",
+        "import os",
+        "/system " + "x y " * 3000,
+        "/regen",
+        f"/save {file}",
+        options=("-n", 6),
+    )
+    assert done.code == 2
+    for words in ("nothing was said yet", "there was no answer yet", "the context holds"):
+        assert words in done.err
+    assert [message["role"] for message in json.loads(file.read_text())["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+    ]
+
+
+def test_a_text_file_in_a_message(chat, tmp_path):
+    (tmp_path / "notes.txt").write_text("remember\nthis\n")
+    (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
+    file = tmp_path / "chat.json"
+    done = chat(
+        *(f"/read {tmp_path}/{name}" for name in ("notes.txt", "noise", "none")), "what?", "and?",
+        f"/save {file}", options=("-n", 2),
+    )  # fmt: skip
+    assert "notes.txt goes with the next message" in done.err
+    assert "not UTF-8" in done.err
+    assert "cannot be read" in done.err
+    said = [message["content"] for message in json.loads(file.read_text())["messages"]][::2]
+    assert said == ["notes.txt:\n```\nremember\nthis\n```\n\nwhat?", "and?"]
+
+
+def test_setting_a_sampling_option(chat):
+    done = chat(
+        "/set temp", "/set temp 0", "/set top-k 3", "/set --seed 7", "x",
+        "/set temp x", "/set top_k 1.5", "/set temp 900", "/set grammar x", "/set",
+        options=("-n", 2, "--temp", 0.5),
+    )  # fmt: skip
+    for words in (
+        "temp 0.5", "temp 0\n", "top_k 3", "seed 7", "needs a number, not 'x'", "whole number, not 1.5",
+        "temp must be",        "'grammar' is none of seed, temp,", "/set needs NAME VALUE",
+    ):  # fmt: skip
+        assert words in done.err
+
+
+def test_names_that_other_programs_have(chat):
+    done = chat("/?", "import os", "/clear", "/bye", "never", options=("-n", 2))
+    assert "/regen" in done.err
+    assert "forgot 1 exchanges" in done.err
+    assert done.out.count("\n") == 1

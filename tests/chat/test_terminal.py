@@ -19,6 +19,8 @@ pexpect = pytest.importorskip("pexpect")
 
 READY = "\x1b[?2004h"  # the line editor asks for pasted text in brackets
 UP, LEFT, HOME, ALT_ENTER = "\x1b[A", "\x1b[D", "\x01", "\x1b\r"
+# For any question, the demo continues with reStructuredText, whose code looks like Markdown's.
+TEMPLATE = r"""{{ '\"\"\"\n- one\n- two\n- three\n- four\n' if messages }}"""
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 
 
@@ -94,13 +96,22 @@ def test_editing_and_history(terminal):
     assert again.messages()[0] in ('"""\nfive\n\nsix\n"""', "five\n\nsix", "seven\neight")
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
-    chat = terminal("-n", "1900", "--ignore-eos", "--no-history")
+@pytest.mark.parametrize("options", [(), ("--no-markdown",)])
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, tmp_path, options):
+    (tmp_path / "template").write_text(TEMPLATE)
+    chat = terminal(
+        "-n", "1900", "--ignore-eos", "--no-history", "--chat-template-file", "template", *options
+    )
     chat.child.send("import os\r")
-    chat.child.expect("tok/s")  # the figures below the growing answer
+    chat.child.expect("[.]")  # of the answer
+    chat.child.send("typed")
     chat.child.sendintr()
     shown = chat.ready()
     assert "stopped" in shown
+    assert "^C" not in shown
+    assert "typed" not in shown.partition("stopped")[0]
+    chat.child.sendintr()  # what was typed stands behind the prompt
+    chat.ready()
     question, answer = chat.messages()
     assert question == "import os"
     assert answer
@@ -113,10 +124,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
     assert not chat.history.exists()
 
 
-def test_three_times_ctrl_c_loses_nothing(terminal):
-    chat = terminal("-n", "1900", "--ignore-eos")
+def test_three_times_ctrl_c_loses_nothing(terminal, tmp_path):
+    (tmp_path / "template").write_text(TEMPLATE)
+    chat = terminal("-n", "1900", "--ignore-eos", "--chat-template-file", "template")
     chat.child.send("import os\r")
-    chat.child.expect("tok/s")
+    chat.child.expect("tok/s")  # the figures below the growing answer
     for _ in range(3):
         chat.child.kill(signal.SIGINT)
     chat.ready()
@@ -143,10 +155,6 @@ def test_commands_and_completion(terminal):
     assert chat.child.exitstatus == 0
 
 
-# For any question, the demo continues with reStructuredText, whose code looks like Markdown's.
-TEMPLATE = r"""{{ '\"\"\"\n- one\n- two\n- three\n- four\n' if messages }}"""
-
-
 @pytest.mark.parametrize(
     ("options", "env", "is_drawn"),
     [((), {}, True), (("--no-markdown",), {}, False), ((), {"NO_COLOR": "1"}, False)],
@@ -161,6 +169,14 @@ def test_markdown_is_drawn_and_raw_on_request(terminal, tmp_path, options, env, 
     assert (code[0] in shown) != is_drawn
     assert code[1] in shown
     assert chat.leave() == 0
+
+
+def test_a_model_without_a_template_writes_no_markdown(terminal):
+    chat = terminal("-n", "60", "--ignore-eos")
+    shown = chat.type("class A:\\\r    def __init__(self):")
+    lines = [line for line in chat.messages()[1].splitlines() if len(line) < 90]
+    assert any(line.startswith("    ") for line in lines)
+    assert all(line in shown for line in lines)
 
 
 def test_reasoning_is_shown_above_the_answer(terminal, templated):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,16 @@ from spac import env
 from spac.chat.arguments import add_chat_options, read_chat_options
 from spac.chat.commands import COMMANDS, Leave, is_command, run_command
 from spac.chat.conversation import Conversation
-from spac.chat.terminal import Display, Editor, Lines, Markdown, Plain, Source, history_file
+from spac.chat.terminal import (
+    Display,
+    Editor,
+    Lines,
+    Markdown,
+    Plain,
+    Source,
+    history_file,
+    without_echo,
+)
 from spac.cli import interrupt
 from spac.cli.options import Parser, add_engine, add_sampling, number, read_config
 from spac.cli.program import (
@@ -38,7 +47,7 @@ from spac.config import COUNT, Range
 from spac.errors import InputError
 
 if TYPE_CHECKING:
-    from spac.chat.dialogue import Dialogue
+    from spac.chat.dialogue import Dialogue, Piece
 
 
 def make_parser() -> Parser:
@@ -104,6 +113,8 @@ class App:
             self._talk.show_notes(engine)
             limit = None if options.max_tokens < 0 else options.max_tokens
             chat = ChatFormat(engine.target, chat_options.template)
+            if chat.is_plain:  # such a model writes on what was written, and knows nothing of Markdown
+                display = self._plain()
             dialogue = Dialogue(engine, chat, conversation, limit, chat_options)
             outputs, inputs = files(options)
             dialogue.files = [(f"the file of {flag}", path) for flag, path in outputs.items()]
@@ -114,6 +125,7 @@ class App:
                 self._talk.note("the demo pair knows Python code alone: --target FILE names another model")
             if self._interactive:
                 self._talk.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+            dialogue.on_reading = self._talk.reads(engine) if isinstance(display, Plain) else None
             self._converse(dialogue, source, display)
         return self._code
 
@@ -126,20 +138,24 @@ class App:
         return Editor(words, None if self._options.no_history else history_file())
 
     def _display(self) -> Display:
-        terminal = sys.stdout.isatty()
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-        if not terminal or self._options.no_markdown or env.NO_COLOR.get():
-            return Plain(terminal=terminal, quiet=self._talk.quiet)
+        if not sys.stdout.isatty() or self._options.no_markdown or env.NO_COLOR.get():
+            return self._plain()
         return Markdown()
+
+    def _plain(self) -> Display:
+        return Plain(terminal=sys.stdout.isatty(), quiet=self._talk.quiet)
 
     def _converse(self, dialogue: Dialogue, source: Source, display: Display) -> None:
         while True:
             try:
                 text = as_text(source.read(), "the message")
                 if is_command(text):
-                    self._show(run_command(dialogue, text))
+                    self._follow(dialogue, text, display)
                 elif text:
-                    self._answer(dialogue, text.removeprefix("/") if text.startswith("//") else text, display)
+                    forgotten = dialogue.n_forgotten
+                    pieces = dialogue.answer(text.removeprefix("/") if text.startswith("//") else text)
+                    self._answer(dialogue, pieces, forgotten, display)
             except (EOFError, Leave):
                 return
             except KeyboardInterrupt:
@@ -150,17 +166,23 @@ class App:
             except Exception as error:  # no error ends the chat: the conversation would be lost
                 self._refuse(error)
 
-    def _answer(self, dialogue: Dialogue, text: str, display: Display) -> None:
-        dialogue.on_reading = self._talk.reads(dialogue.engine) if isinstance(display, Plain) else None
+    def _follow(self, dialogue: Dialogue, line: str, display: Display) -> None:
         forgotten = dialogue.n_forgotten
-        pieces = dialogue.answer(text)
+        done = run_command(dialogue, line)
+        if isinstance(done, str):
+            self._show(done)
+        else:
+            self._answer(dialogue, done, forgotten, display)
+
+    def _answer(self, dialogue: Dialogue, pieces: Iterator[Piece], forgotten: int, display: Display) -> None:
+        """Show an answer. `forgotten` is how many exchanges the model did not see before it."""
         if dialogue.n_forgotten > forgotten:
             n = dialogue.n_forgotten - forgotten
             self._talk.note(f"context full: the oldest {n} exchanges are no longer seen by the model")
         generation = dialogue.generation
         assert generation is not None
         # A second Ctrl-C does not end the process: the conversation would be lost.
-        with interrupt.Interrupt(lambda: generation.cancel, insistent=False):
+        with without_echo(), interrupt.Interrupt(lambda: generation.cancel, insistent=False):
             try:
                 display.show(pieces, dialogue.status)
             finally:

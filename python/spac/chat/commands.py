@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from spac.errors import InputError, one_line
 from spac.machine.files import check_outputs
 
 if TYPE_CHECKING:
-    from spac.chat.dialogue import Dialogue
+    from spac.chat.dialogue import Dialogue, Piece
 
 
 class Leave(Exception):  # noqa: N818  (a wish, not a fault)
@@ -25,12 +25,13 @@ class Command:
     """A command of the chat.
 
     `argument` describes the text after the name: "" means that there is none, brackets that it is optional.
-    `purpose` is the command's line in /help. `run` executes it and returns the message for the user.
+    `purpose` is the command's line in /help. `run` executes it and returns the message for the user, or the
+    pieces of an answer.
     """
 
     argument: str
     purpose: str
-    run: Callable[[Dialogue, str], str]
+    run: Callable[[Dialogue, str], str | Iterator[Piece]]
 
 
 def is_command(text: str) -> bool:
@@ -41,13 +42,14 @@ def is_command(text: str) -> bool:
     return text.startswith("/") and not text.startswith("//")
 
 
-def run_command(dialogue: Dialogue, line: str) -> str:
-    """Execute the command in a line, and return the message for the user.
+def run_command(dialogue: Dialogue, line: str) -> str | Iterator[Piece]:
+    """Execute the command in a line, and return the message for the user, or the pieces of an answer.
 
     Raise InputError if the command is unknown or fails, and Leave if the user leaves.
     """
     name, _, argument = line[1:].partition(" ")
     argument = argument.strip()
+    name = OTHER_NAMES.get(name, name)
     command = COMMANDS.get(name)
     if command is None:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -74,6 +76,27 @@ def _help(_dialogue: Dialogue, _argument: str) -> str:
 def _image(dialogue: Dialogue, argument: str) -> str:
     dialogue.show(argument)
     return f"{Path(argument).name} goes with the next message"
+
+
+def _read(dialogue: Dialogue, argument: str) -> str:
+    dialogue.quote(argument)
+    return f"{Path(argument).name} goes with the next message"
+
+
+def _regen(dialogue: Dialogue, _argument: str) -> Iterator[Piece]:
+    return dialogue.answer_again()
+
+
+def _undo(dialogue: Dialogue, _argument: str) -> str:
+    if not dialogue.conversation.exchanges:
+        raise InputError("/undo: nothing was said yet")
+    said = dialogue.conversation.exchanges.pop().user
+    return f"forgot the last exchange: {one_line(said)[:60]}"
+
+
+def _set(dialogue: Dialogue, argument: str) -> str:
+    name, _, value = argument.partition(" ")
+    return dialogue.set_sampling(name, value.strip())
 
 
 def _reset(dialogue: Dialogue, _argument: str) -> str:
@@ -140,15 +163,23 @@ def _exit(_dialogue: Dialogue, _argument: str) -> str:
 COMMANDS = {
     "help": Command("", "this list", _help),
     "reset": Command("", "forget what was said", _reset),
+    "undo": Command("", "forget the last message and its answer", _undo),
+    "regen": Command("", "answer the last message anew", _regen),
+    "read": Command("FILE", "send a text file with the next message", _read),
     "image": Command("FILE", "show an image with the next message, to a model with --mmproj", _image),
     "save": Command("FILE", "write the conversation, as JSON", _save),
     "load": Command("FILE", "go on with a saved conversation", _load),
     "stats": Command("", "the figures of the last answer", _stats),
     "scheduler": Command("NAME", "another scheduler, from the next answer on", _scheduler),
     "draft-length": Command("N|auto", "tokens drafted per step, from the next answer on", _draft_length),
+    "set": Command("NAME VALUE", "a sampling option, such as temp 0.7, from the next answer on", _set),
     "system": Command("[TEXT]", "another system prompt, from the next answer on", _system),
     "reasoning": Command(
         "[on|off]", "whether the model may reason first, from the next answer on", _reasoning
     ),
     "exit": Command("", "leave", _exit),
 }
+"""The commands by name, in the order of /help."""
+
+OTHER_NAMES = {"?": "help", "bye": "exit", "quit": "exit", "clear": "reset", "regenerate": "regen"}
+"""The names that other programs have for commands."""

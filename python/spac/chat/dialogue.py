@@ -6,15 +6,16 @@ import base64
 import mimetypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.messages import has_images, with_markers
 from spac.chat.options import DEFAULTS, ChatOptions
-from spac.cli.program import read_image
-from spac.errors import InputError
+from spac.cli.program import as_text, read_image
+from spac.errors import InputError, one_line
+from spac.machine.files import unreadable
 
 if TYPE_CHECKING:
     from spac._core import ChatPrompt
@@ -68,6 +69,7 @@ class Dialogue:
         """A callback for the progress of prompts, as `Engine.generate` has it."""
         self.images: list[str] = []
         """The data: addresses of images that go with the next message."""
+        self._quoted = ""  # text files, which go with the next message
         self.files: Sequence[tuple[str, Path | str]] = ()
         """Files that /save must not replace, and what messages call them."""
         self.generation: Generation | None = None
@@ -77,7 +79,34 @@ class Dialogue:
 
     def begin(self, conversation: Conversation) -> None:
         """Continue with another conversation."""
-        self.conversation, self.n_forgotten, self.images = conversation, 0, []
+        self.conversation, self.n_forgotten, self.images, self._quoted = conversation, 0, [], ""
+
+    def quote(self, path: str) -> None:
+        """Put a text file in front of the next message. Raise InputError if it cannot be read."""
+        file = Path(path).expanduser()
+        try:
+            data = file.read_bytes()
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from None
+        self._quoted += f"{file.name}:\n```\n{as_text(data, path).strip()}\n```\n\n"
+
+    def set_sampling(self, name: str, value: str) -> str:
+        """Set an option of sampling for the next answers, and return the setting.
+
+        Without a `value`, the present one stays. Raise InputError if there is no such option, or if it
+        cannot have this value.
+        """
+        field = name.lstrip("-").replace("-", "_")
+        known = [each.name for each in fields(self._sampling) if each.metadata.get("range") is not None]
+        if field not in known:
+            raise InputError(f"/set: '{one_line(name)}' is none of {', '.join(known)}")
+        if value:
+            try:
+                number: Any = int(value) if value.lstrip("-").isdecimal() else float(value)
+            except ValueError:
+                raise InputError(f"/set {name} needs a number, not '{one_line(value)}'") from None
+            self._sampling = replace(self._sampling, **{field: number})
+        return f"{field} {getattr(self._sampling, field)}"
 
     def show(self, path: str) -> None:
         """Add an image to the next message. Raise InputError if it cannot be shown to the model."""
@@ -116,14 +145,37 @@ class Dialogue:
         answer of reasoning alone is not kept. Raise InputError if `text` alone does not fit into the
         context.
         """
+        return self._answer(self._quoted + text, None)
+
+    def answer_again(self) -> Iterator[Piece]:
+        """Return the pieces of another answer to the last message, which takes the place of the last one.
+
+        Its seed is another one. Raise InputError if there was no answer yet.
+        """
+        exchanges = self.conversation.exchanges
+        if not exchanges:
+            raise InputError("/regen: there was no answer yet")
+        last, images, quoted = exchanges.pop(), self.images, self._quoted
+        seed = (self._sampling.seed or 0) + 1
+        self._sampling = replace(self._sampling, seed=seed % (2**32 - 1))
+        self.images = list(last.images)
+        try:
+            return self._answer(last.user, last)
+        except BaseException:
+            exchanges.append(last)
+            raise
+        finally:
+            self.images, self._quoted = images, quoted
+
+    def _answer(self, text: str, instead_of: Exchange | None) -> Iterator[Piece]:
         prompt, tokens = self._fit(text)
-        images, self.images = tuple(self.images), []
+        images, self.images, self._quoted = tuple(self.images), [], ""
         self.generation = generation = self.engine.generate(
             tokens, self._max_tokens, stop=(*self._chat.stop, *prompt.stops), sampling=self._sampling,
             progress=self._note_reading, chat=None if self._chat.is_plain else prompt,
             reasoning_budget=self._options.reasoning_budget,
         )  # fmt: skip
-        return self._read(text, images, generation, self._chat.answer(prompt))
+        return self._read(text, images, generation, self._chat.answer(prompt), instead_of)
 
     def _note_reading(self, done: int, total: int) -> None:
         self._reading = True
@@ -131,7 +183,12 @@ class Dialogue:
             self.on_reading(done, total)
 
     def _read(
-        self, text: str, images: tuple[str, ...], generation: Generation, answer: Answer
+        self,
+        text: str,
+        images: tuple[str, ...],
+        generation: Generation,
+        answer: Answer,
+        instead_of: Exchange | None,
     ) -> Iterator[Piece]:
         self._said = said = _Said()
         try:
@@ -147,6 +204,8 @@ class Dialogue:
             if said.content:
                 reasoning = said.reasoning.rstrip()
                 self.conversation.exchanges.append(Exchange(text, said.content, reasoning, images))
+            elif instead_of is not None:
+                self.conversation.exchanges.append(instead_of)
 
     def _prompt(self, text: str, skip: int) -> tuple[ChatPrompt, Prompt, int]:
         """Return the prompt without the oldest `skip` exchanges, what is evaluated, and its tokens."""

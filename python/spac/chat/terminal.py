@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -146,6 +147,24 @@ def _history(path: Path | None) -> Any:
 def history_file() -> Path:
     """Return the path of the editor's history."""
     return env.state_folder() / "chat-history"
+
+
+@contextlib.contextmanager
+def without_echo() -> Iterator[None]:
+    """Keep typed keys, `^C` among them, out of an answer that is being shown. They count afterwards."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (OSError, ValueError, termios.error):  # stdin is no terminal, or closed
+        yield
+        return
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 class Display(Protocol):
