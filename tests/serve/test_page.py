@@ -46,9 +46,12 @@ def test_what_uses_the_server_needs_the_key(server, method, path):
     assert server.ask(method, path, "", key="wrong")[0] == 401
 
 
-def test_markdown_over_the_wire(server):
-    status, body = server.ask("POST", "/page/markdown", "*so*")
+def test_markdown_over_the_wire(server, thinking_server):
+    status, body = thinking_server.ask("POST", "/page/markdown", "*so*")
     assert (status, json.loads(body)) == (200, {"html": "<p><em>so</em></p>\n"})
+    status, body = server.ask("POST", "/page/markdown", "*so*\n    a<b")
+    assert status == 200
+    assert "<pre>*so*\n    a&lt;b</pre>" in json.loads(body)["html"], "this model has no chat template"
     assert server.ask("POST", "/page/markdown", b"\xff")[0] == 400
     assert server.ask("POST", "/page/markdown", b"x" * ((1 << 20) + 1))[0] == 413
 
@@ -76,6 +79,9 @@ def test_markdown_is_what_it_says():
     assert '<span class="k">def</span>' in code
     assert "a&lt;b" in code
     assert 'rel="noopener noreferrer"' in html_of("[a](http://example.org)")
+    assert html_of(r"\(x\_1\) \[y\] \*z\*") == "<p>\\(x_1\\) \\[y\\] *z*</p>\n", (
+        "formulas keep their brackets"
+    )
     assert '<td class="right">' in html_of("| a |\n|--:|\n| 1 |")
 
 

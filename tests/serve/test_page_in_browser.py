@@ -172,6 +172,66 @@ def test_a_reader_who_does_not_look_costs_nothing(page):
     assert page.text("#phase") == "Idle.", "the panel is closed, and the feed is not watched"
 
 
+def test_another_conversation_during_an_answer(page):
+    """The answer goes on, and either conversation can be used."""
+    page.open()
+    page.send("First", ENDLESS)
+    length = "(document.querySelector('article.assistant')?.textContent.length || 0)"
+    page.wait(f"{length} > 30")
+    page.click("#new")
+    assert page.value("document.querySelectorAll('article').length") == 0
+    assert page.value("[document.getElementById('send').hidden, document.getElementById('stop').hidden]") == [
+        False,
+        True,
+    ]
+    page.click("#list .open")
+    assert page.value("[document.getElementById('send').hidden, document.getElementById('stop').hidden]") == [
+        True,
+        False,
+    ]
+    before = page.value(length)
+    page.wait(f"{length} > {before} + 20")
+    page.click("#stop")
+    page.wait("!document.getElementById('send').hidden")
+    assert "stopped" in page.text(".below span")
+    assert page.text(".again") == "Regenerate"
+    wait_until(lambda: page.server.metric("spac_running") == 0)
+    page.send("Second", ENDLESS)
+    page.wait(f"{length} > 30")
+    page.click("#list button[aria-label^=Delete]")
+    wait_until(lambda: page.server.metric("spac_running") == 0)
+    assert page.value("Object.keys(localStorage).filter((name) => name.startsWith('spac.chat'))") == []
+    assert page.browser.complaints == []
+
+
+def test_a_conversation_that_the_context_does_not_hold(page):
+    page.open()
+    said = [
+        {"role": role, "content": f"{i} " + "word " * 100}
+        for i in range(20)
+        for role in ("user", "assistant")
+    ]
+    chat = {"id": "1-1", "changed": 1, "messages": said}
+    page.value(f"localStorage.setItem('spac.chat.1-1', {json.dumps(json.dumps(chat))})")
+    page.click("#new")
+    page.value("dispatchEvent(new Event('storage'))")
+    page.click("#list .open")
+    page.send("And?", saying("Yes."))
+    page.wait_for_answer()
+    n = page.value("sent.at(-1).messages.length")
+    assert n < 41
+    assert n % 2 == 1
+    assert page.value("sent.at(-1).messages[0].role") == "user"
+    page.wait("document.querySelector('.below span') !== null")
+    assert f"the model no longer sees the first {41 - n} messages" in page.text(".below span")
+    assert "of 2048 tokens of the context" in page.text(".below span")
+    assert page.value("document.querySelectorAll('article').length") == 42, "nothing is lost"
+    page.send("And now?", saying("No."))
+    page.wait("document.querySelectorAll('article').length === 44")
+    page.wait_for_answer()
+    assert page.value("sent.at(-1).messages.length") == n + 2
+
+
 def test_settings_and_the_system_prompt(page):
     page.open()
     page.value(

@@ -216,9 +216,11 @@ def ready(
         state.log = say
     if options.record is not None:
         stack.enter_context(engine.record(options.record))
+    # A model without a template goes on with what was written, and knows nothing of Markdown.
+    is_markdown = chat.template is not None or engine.target.chat_template is not None
     app = CORSMiddleware(
-        Front(engine, state, has_page=options.page, fetches=chat.image_urls), allow_origins=["*"],
-        allow_credentials=True, allow_methods=METHODS, allow_headers=["*"],
+        Front(engine, state, has_page=options.page, fetches=chat.image_urls, is_markdown=is_markdown),
+        allow_origins=["*"], allow_credentials=True, allow_methods=METHODS, allow_headers=["*"],
     )  # fmt: skip
     return app, state
 

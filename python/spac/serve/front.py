@@ -166,16 +166,23 @@ class Front:
     """The ASGI app in front of an engine's `loop`."""
 
     def __init__(
-        self, engine: Engine, state: ServerState, *, has_page: bool = False, fetches: bool = False
+        self,
+        engine: Engine,
+        state: ServerState,
+        *,
+        has_page: bool = False,
+        fetches: bool = False,
+        is_markdown: bool = True,
     ) -> None:
         """Stand in front of the engine's loop.
 
-        `has_page` offers the page at /, and `fetches` fetches images at http and https addresses.
+        `has_page` offers the page at /, which shows answers as Markdown if they are. `fetches` fetches images
+        at http and https addresses.
         """
         self._engine, self._loop, self._state = engine, engine.loop, state
         self._feed = LiveFeed(engine, answers=self._answers if engine.n_sequences > 1 else None)
         self._fetches = fetches
-        self._page = Router(page_routes(self._feed)) if has_page else None
+        self._page = Router(page_routes(self._feed, is_markdown)) if has_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -6,6 +6,7 @@ answers by the server's own OpenAI interface.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ FORMATTER = HtmlFormatter(nowrap=True)
 def html_of(text: str) -> str:
     """Return the HTML of a text in Markdown."""
     return str(RENDERER.render(text))
+
+
+def plain_html_of(text: str) -> str:
+    """Return the HTML that shows a text as it is."""
+    return f'<div class="code" {SCROLLS} aria-label="Text"><pre>{html.escape(text)}</pre></div>'
 
 
 def _highlighted(code: str, language: str, _attributes: str) -> str:
@@ -74,6 +80,14 @@ class _Rules:
         return str(self._renderer.renderToken(tokens, i, options, env))
 
 
+def _keep_formulas(state: Any) -> None:
+    """Keep the backslashes of LaTeX's brackets, which Markdown takes for escapes."""
+    for block in state.tokens:
+        for token in block.children or ():
+            if token.type == "text_special" and token.markup in {r"\(", r"\)", r"\[", r"\]"}:
+                token.content = token.markup
+
+
 def _made() -> MarkdownIt:
     options = {"html": False, "highlight": _highlighted}
     markdown = MarkdownIt("commonmark", options).enable(["table", "strikethrough"]).disable("image")
@@ -85,6 +99,7 @@ def _made() -> MarkdownIt:
         "td_open": rules.cell, "table_open": lambda *_: opened, "table_close": lambda *_: "</table></div>\n",
     }  # fmt: skip
     markdown.renderer.rules.update(given)
+    markdown.core.ruler.before("text_join", "formulas", _keep_formulas)
     return markdown
 
 
@@ -110,16 +125,20 @@ MOST_TEXT = 1 << 20
 """The most bytes of Markdown in a request."""
 
 
-def page_routes(feed: LiveFeed) -> list[Route]:
-    """Return the routes of the page; `feed` is what it shows beside the chat."""
+def page_routes(feed: LiveFeed, is_markdown: bool) -> list[Route]:
+    """Return the routes of the page, which shows `feed` beside a chat of Markdown or of plain text."""
+    render = html_of if is_markdown else plain_html_of
 
     async def events(_request: Request) -> Response:
         return EventSourceResponse(feed.watch())
 
+    async def rendered(request: Request) -> Response:
+        return JSONResponse({"html": await run_in_threadpool(render, await _text_of(request))})
+
     return [
         *(Route(path, _file_route(name)) for path, name in FILES.items()),
         Route("/page/events", events),
-        Route("/page/markdown", _markdown, methods=["POST"]),
+        Route("/page/markdown", rendered, methods=["POST"]),
     ]
 
 
@@ -131,14 +150,13 @@ def _file_route(name: str) -> Callable[[Request], Response]:
     return lambda _request: Response(text, media_type=kind, headers=HEADERS)
 
 
-async def _markdown(request: Request) -> Response:
+async def _text_of(request: Request) -> str:
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MOST_TEXT:
             raise Refusal(413, f"the text has more than {MOST_TEXT >> 20} MB")
     try:
-        text = body.decode()
+        return body.decode()
     except UnicodeDecodeError as error:
         raise Refusal(400, f"the body is not UTF-8: {error}") from None
-    return JSONResponse({"html": await run_in_threadpool(html_of, text)})

@@ -92,7 +92,7 @@ class LiveFeed:
             self._n_running += 1
             if self._n_running > 1:  # The others' steps tell the phase.
                 return
-        self._phase, self._since = "prompt", 0.0
+            self._phase, self._since = "prompt", 0.0
         if self._watchers:
             self._hand_over()
 
@@ -102,14 +102,15 @@ class LiveFeed:
             self._n_running -= 1
             if self._n_running > 0:
                 return
-        self._phase = "idle"
+            self._phase = "idle"
         if self._watchers:
             self._hand_over()
 
     def _observe(self, step: _core.Step) -> None:
         now = self._clock()
-        if self._n_running:  # The loop may make a step more after a client has left.
-            self._phase = "decoding"
+        with self._lock:
+            if self._n_running:  # The loop may make a step more after a client has left.
+                self._phase = "decoding"
         measured = (step.draft_ns + step.verify_ns + step.sample_ns) * 1e-9
         self._sums.add(step, now - self._since if self._since else measured)
         self._since = now

@@ -34,7 +34,8 @@ async function call(path, options = {}) {
       if (sessionStorage.getItem(KEY) !== key) continue;
     }
     const told = await response.json().catch(() => ({}));
-    throw new Error(told.error?.message || `the server answers ${response.status}`);
+    const message = told.error?.message || `the server answers ${response.status}`;
+    throw Object.assign(new Error(message), { kind: told.error?.type });
   }
 }
 
@@ -71,7 +72,8 @@ function chats() {
   return names.map(stored).filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
 
-let chat, running = null;
+let chat, context = 0;
+const answers = new Map(); // by conversation, those that come now: { chat, abort, shown }
 
 function fresh() { return { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), changed: 0, messages: [] }; }
 
@@ -91,6 +93,7 @@ function list() {
     open.className = "open";
     open.setAttribute("aria-current", one.id === chat.id);
     button("×", item, `Delete ${titleOf(one)}`, () => {
+      answers.get(one.id)?.abort.abort();
       localStorage.removeItem(CHAT + one.id);
       if (one.id === chat.id) show(fresh()); else list();
       say("Deleted.");
@@ -99,11 +102,15 @@ function list() {
   }
 }
 
+// Show a conversation. The answer of another one goes on.
 function show(one) {
-  running?.abort();
-  chat = one;
+  const coming = answers.get(one.id);
+  chat = coming?.chat || one;
   $("messages").replaceChildren();
-  for (const message of chat.messages) new Message(message);
+  let last;
+  for (const message of chat.messages) last = new Message(message);
+  if (coming) coming.shown = last;
+  if (coming && !last.message.content && !last.message.reasoning) last.tail.classList.add("waiting");
   if (!chat.messages.length) make("p", { class: "hello" }, $("messages"), "Ask something.");
   offer();
   list();
@@ -157,6 +164,7 @@ class Message {
   // Show the message as it is now: its Markdown as far as the server has rendered it, and the rest as it is.
   update() {
     const { message } = this;
+    if (!this.root.isConnected) return; // another conversation is shown
     following(() => {
       this.reasoning.hidden = !message.reasoning;
       this.thought.textContent = message.reasoning || "";
@@ -189,9 +197,10 @@ class Message {
 function offer() {
   for (const old of document.querySelectorAll(".again")) old.remove();
   const last = $("messages").querySelector("article:last-of-type"), role = chat.messages.at(-1)?.role;
-  $("send").hidden = Boolean(running);
-  $("stop").hidden = !running;
-  if (running || !last) return;
+  const comes = answers.has(chat.id);
+  $("send").hidden = comes;
+  $("stop").hidden = !comes;
+  if (comes || !last) return;
   const host = role === "user" ? make("div", { class: "below again" }, last) : last.querySelector(".below");
   button(role === "user" ? "Answer" : "Regenerate", host, "", regenerate).classList.add("again");
 }
@@ -202,27 +211,41 @@ function regenerate() {
   answer();
 }
 
-function request() {
+// Return the request for an answer to messages.
+function request(asked) {
   const { system, ...sampling } = settings();
   const first = system ? [{ role: "system", content: system }] : [];
-  const messages = [...first, ...chat.messages.map((message) => ({ role: message.role, content: partsOf(message) }))];
-  return { ...sampling, messages, stream: true, stream_options: { include_usage: true } };
+  const messages = [...first, ...asked.map((message) => ({ role: message.role, content: partsOf(message) }))];
+  return JSON.stringify({ ...sampling, messages, stream: true, stream_options: { include_usage: true } });
+}
+
+// Ask for an answer to the messages of a conversation, without the oldest ones if the context does not hold all.
+async function ask(one, asked, signal) {
+  const headers = { "content-type": "application/json" };
+  for (;;) {
+    const seen = asked.slice(one.forgotten || 0);
+    try {
+      return await call("v1/chat/completions", { method: "POST", headers, body: request(seen), signal });
+    } catch (error) {
+      if (error.kind !== "exceed_context_size_error" || seen.length < 3) throw error;
+      one.forgotten = (one.forgotten || 0) + 2 * Math.ceil((seen.length - 1) / 4); // half of the exchanges
+    }
+  }
 }
 
 async function answer() {
   const mine = chat, abort = new AbortController(), message = { role: "assistant", content: "", reasoning: "" };
-  const body = JSON.stringify(request());
-  const headers = { "content-type": "application/json" };
-  running = abort;
+  const asked = [...mine.messages], forgotten = mine.forgotten || 0;
   mine.messages.push(message);
-  const shown = new Message(message);
-  shown.tail.classList.add("waiting");
+  const coming = { chat: mine, abort, shown: new Message(message) };
+  answers.set(mine.id, coming);
+  coming.shown.tail.classList.add("waiting");
   offer();
   $("messages").scrollTop = $("messages").scrollHeight;
   say("The answer is being generated.");
   let usage = null, reason = "", began = 0;
   try {
-    const response = await call("v1/chat/completions", { method: "POST", headers, body, signal: abort.signal });
+    const response = await ask(mine, asked, abort.signal);
     for await (const [, data] of eventsOf(response)) {
       if (data === "[DONE]") break;
       const part = JSON.parse(data);
@@ -231,22 +254,26 @@ async function answer() {
       const choice = part.choices[0], delta = choice?.delta || {};
       reason = choice?.finish_reason || reason;
       if (delta.reasoning_content) {
-        if (!message.reasoning) shown.reasoning.open = true;
+        if (!message.reasoning) coming.shown.reasoning.open = true;
         message.reasoning += delta.reasoning_content;
       }
       if (delta.content) {
-        if (!message.content) shown.reasoning.open = false;
+        if (!message.content) coming.shown.reasoning.open = false;
         message.content += delta.content;
       }
       if (!delta.content && !delta.reasoning_content) continue;
       began ||= performance.now();
-      shown.tail.classList.remove("waiting");
-      shown.update();
+      coming.shown.tail.classList.remove("waiting");
+      coming.shown.update();
     }
     say(`The answer is complete. ${message.content.slice(0, 2000)}`);
   } catch (error) {
-    if (abort.signal.aborted) { reason = "stopped"; say("Stopped."); } else fault(`No answer: ${error.message}`);
+    if (abort.signal.aborted) { reason = "stopped"; say("Stopped."); }
+    else if (mine === chat) fault(`No answer: ${error.message}`);
+    else say(`No answer in "${titleOf(mine)}": ${error.message}`);
   }
+  const { shown } = coming;
+  answers.delete(mine.id);
   shown.tail.classList.remove("waiting");
   shown.reasoning.open = false;
   if (!message.content && !message.reasoning) {
@@ -257,9 +284,10 @@ async function answer() {
   const notes = [
     n ? `${n} tokens, ${(n / took).toFixed(1)} tokens/s` : "", reason === "stopped" ? "stopped" : "",
     reason === "length" ? "ended at its greatest length" : "",
+    usage && context ? `${usage.total_tokens} of ${context} tokens of the context` : "",
+    (mine.forgotten || 0) > forgotten ? `the model no longer sees the first ${mine.forgotten} messages` : "",
   ];
   make("span", {}, shown.below, notes.filter(Boolean).join(" · "));
-  if (running === abort) running = null;
   if (stored(CHAT + mine.id)) keep(mine);
   if (mine === chat) offer();
 }
@@ -267,7 +295,7 @@ async function answer() {
 async function send() {
   await attachments.reading;
   const text = $("prompt").value.trim();
-  if (!(text || attachments.any) || running) return;
+  if (!(text || attachments.any) || answers.has(chat.id)) return;
   $("prompt").value = "";
   const images = attachments.take();
   const message = { role: "user", content: text, ...(images.length ? { images } : {}) };
@@ -471,6 +499,7 @@ for (const [name, value] of Object.entries(stored(SETTINGS) || {})) {
   if (field) field.value = value;
 }
 $("settings").addEventListener("input", () => store(SETTINGS, settings()));
+$("settings").addEventListener("change", (event) => event.target.reportValidity()); // what is not valid is not sent
 $("settings").addEventListener("submit", (event) => event.preventDefault());
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 $("prompt").addEventListener("keydown", (event) => {
@@ -478,8 +507,9 @@ $("prompt").addEventListener("keydown", (event) => {
   event.preventDefault();
   send();
 });
-$("stop").addEventListener("click", () => { running?.abort(); $("prompt").focus(); });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("ask").open) running?.abort(); });
+const stop = () => answers.get(chat.id)?.abort.abort();
+$("stop").addEventListener("click", () => { stop(); $("prompt").focus(); });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("ask").open) stop(); });
 $("new").addEventListener("click", () => { show(fresh()); if (innerWidth < 700) panel("chats", false); $("prompt").focus(); });
 $("export").addEventListener("click", exportAll);
 for (const name of ["chats", "live"]) $(`show-${name}`).addEventListener("click", () => panel(name, $(name).hidden));
@@ -491,5 +521,8 @@ show(chats()[0] || fresh());
 arrange();
 if (innerWidth >= 700) $("prompt").focus(); // on a phone, the keyboard would cover the page
 call("v1/models").then((response) => response.json()).then(({ data }) => { $("model").textContent = data[0].id; }, (error) => fault(error.message));
-call("props").then((response) => response.json()).then(({ modalities }) => { attachments.allow(modalities.vision); }, () => {});
+call("props").then((response) => response.json()).then((props) => {
+  attachments.allow(props.modalities.vision);
+  context = props.default_generation_settings.n_ctx;
+}, () => {});
 document.documentElement.dataset.ready = "yes";
