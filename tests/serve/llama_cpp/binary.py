@@ -12,22 +12,23 @@ SAME = {
     "--port", "--host", "--temp", "--seed", "--model", "--model-draft", "--batch-size", "--ubatch-size",
     "--alias", "--ctx-size", "--parallel", "-ctk", "-ctv", "-fa", "--slot-save-path", "--spec-type",
     "--api-key", "--spec-draft-n-max", "--spec-draft-n-min", "--chat-template", "--chat-template-file",
-    "--cache-ram", "--n-gpu-layers", "--threads", "--reasoning", "--pooling",
+    "--cache-ram", "--n-gpu-layers", "--threads", "--reasoning", "--reasoning-format",
+    "--pooling",
 }  # fmt: skip
 """Options with a value that `spac serve` has too."""
-SAME_SWITCHES = {"--swa-full", "--verbose", "--embedding"}
+SAME_SWITCHES = {"--swa-full", "--verbose", "--embedding", "--no-slots"}
 ALWAYS = {
     "--cont-batching", "--metrics", "--slots", "--jinja", "--kv-unified", "--offline", "--no-mmproj",
     "--no-ui",
 }  # fmt: skip
 """Switches for what is always so."""
 LACKS = {
-    "--no-slots", "--no-jinja", "--context-shift", "--reranking", "--no-cache-idle-slots",
+    "--no-jinja", "--context-shift", "--reranking", "--no-cache-idle-slots",
     "--ui-mcp-proxy", "--no-models-autoload", "--backend_sampling",
 }  # fmt: skip
 """Switches that `spac serve` does not have. They are left out, and tests show the result."""
 LACKS_VALUE = {
-    "--tags", "--lora", "--reasoning-format", "--media-path", "--mmproj-url", "--grp-attn-n",
+    "--tags", "--lora", "--media-path", "--mmproj-url", "--grp-attn-n",
     "--sleep-idle-seconds", "--grp-attn-w", "--spec-synth-len", "--spec-synth-rates", "--tools",
     "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json", "--models-dir", "--models-max",
     "--models-preset", "--cors-origins", "--model-url", "--hf-repo", "--hf-file", "--n-predict",

@@ -58,12 +58,13 @@ LISTED: dict[str, tuple[str, ...]] = {
     "the model's text decides: ours begins a tool call and does not end it, by some CPUs' rounding": (
         "test_tool_call.py::test_completion_without_tool_call_fast(meta-llama-Llama-3.3-70B-Instruct-128-tools1*",
     ),
-    "spac serve has the switch always on (--metrics, --slots, --cache-idle-slots)": (
-        "test_basic.py::test_server_slots", "test_metrics.py::test_metrics_disabled",
+    "spac serve has the switch always on (--metrics, --cache-idle-slots)": (
+        "test_metrics.py::test_metrics_disabled",
         "test_kv_keep_only_active.py::test_disabled_with_flag",
     ),
     "sequences share the context, so a slot may have all of it": (
-        "test_basic.py::test_server_props", "test_chat_completion.py::test_context_size_exceeded*",
+        "test_basic.py::test_server_props", "test_basic.py::test_server_slots",
+        "test_chat_completion.py::test_context_size_exceeded*",
     ),
     "an answer ends where the shared context is full, and others go on": (
         "test_completion.py::test_completion_unified(*",
