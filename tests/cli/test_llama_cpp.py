@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,12 +235,25 @@ def test_command_lines_of_llama_cpp(program, words):
         ("serve", "--dry-base 2", "the server sets no default for it"),
         ("serve", "--ignore-eos", "the server sets no default for it"),
         ("serve", "-j {}", "the server sets no default for it"),
-        ("run", "a.gguf", "a model file is given with --target, a prompt with --prompt"),
-        ("serve", "a.gguf", "belongs to no option: a model file is given with --target (--help"),
+        ("run", "hello", "one model file needs no option, a prompt is given with --prompt"),
+        ("run", "a.gguf b.gguf", "'a.gguf' belongs to no option: one model file needs no option, a prompt"),
+        ("run", "a.gguf -m b.gguf", "'a.gguf' belongs to no option"),
+        ("serve", "a/b -hf c/d", "'a/b' belongs to no option: one model file needs no option (--help"),
+        ("serve", "/none/here", "'/none/here' belongs to no option"),
     ],
 )
 def test_what_is_not_done_is_refused_with_the_remedy(program, words, said):
     assert said in refusal(program, *words.split())
+
+
+@pytest.mark.parametrize("program", ["run", "chat", "serve", "bench", "doctor"])
+def test_a_model_needs_no_option(program, tmp_path):
+    options, _ = parsed(program, "a.gguf", "--vram-limit", "8G")
+    assert options.target == Path("a.gguf")
+    (tmp_path / "blob").touch()
+    assert parsed(program, "--vram-limit", "8G", str(tmp_path / "blob"))[0].target == tmp_path / "blob"
+    name = parsed(program, "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M")[0].hf_repo
+    assert (name.repo, name.quant) == ("Qwen/Qwen3-30B-A3B-GGUF", "Q4_K_M")
 
 
 @pytest.mark.parametrize("words", [["-ns", "1"], ["-ns", "-1"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
@@ -48,9 +49,22 @@ class Parser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(
             [*self._from_environment(), *self._spelled_out(deque(given))], namespace
         )
+        if len(rest) == 1 and self._take_model(found, rest[0]):
+            return found, []
         if rest:
             self.error(f"'{rest[0]}' belongs to no option{self._remedy()}")
         return found, rest
+
+    def _take_model(self, found: argparse.Namespace, word: str) -> bool:
+        """Take a word without an option for the model, a file or OWNER/REPO[:QUANT], if it looks like one."""
+        flag = "--target" if word.endswith(".gguf") or os.path.isfile(word) else "--hf-repo"
+        action = self._option_string_actions.get(flag)
+        if action is None or any(getattr(found, name, None) is not None for name in ("target", "hf_repo")):
+            return False
+        with contextlib.suppress(argparse.ArgumentError):
+            setattr(found, action.dest, self._get_value(action, word))
+            return True
+        return False
 
     def split(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the options at the beginning, with their values, and the words after them.
@@ -131,7 +145,7 @@ class Parser(argparse.ArgumentParser):
 
     def _remedy(self) -> str:
         known = self._option_string_actions
-        uses = {"--target": "a model file is given with --target", "--prompt": "a prompt with --prompt"}
+        uses = {"--target": "one model file needs no option", "--prompt": "a prompt is given with --prompt"}
         told = [text for flag, text in uses.items() if flag in known]
         return f": {', '.join(told)}" if told else ""
 
