@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from spac.serve import custom_tools
 from spac.serve.refusal import Refusal
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -49,6 +50,8 @@ def read(path: str, request: dict[str, Any]) -> None:
     if isinstance(items := request.get("input"), list):
         request["input"] = [item for each in items for item in _items(each)]
     for tool in _objects(request.get("tools")):
+        if path.startswith(RESPONSES) and tool.get("type") == "custom":
+            custom_tools.as_function(tool)
         for each in (tool, tool.get("function")):
             if isinstance(each, dict):
                 _drop_nulls(each)

@@ -21,6 +21,8 @@ from starlette.routing import Router
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
 from spac.serve.checks import checked, formed, parsed, with_images
+from spac.serve.custom_tools import CustomCalls
+from spac.serve.forms import RESPONSES
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
@@ -126,6 +128,8 @@ class LoopRequest:
         """True until the request's turn has come."""
         self.cancelled = False
         """True once the request was cancelled."""
+        self.custom: CustomCalls | None = None
+        """The custom tools of the request, or None."""
         self._turn: asyncio.Future[None] | None = None
         self._answer: _core.LoopResponse | None = None
 
@@ -228,14 +232,16 @@ class Front:
         if route is None:
             known = path in READS or path in ANSWERS or path in TOOLS or path == VRAM
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
+        request = LoopRequest()
         if path in ANSWERS:
+            if path == RESPONSES and b'"custom"' in body:
+                request.custom = CustomCalls(await run_in_threadpool(parsed, body))
             names = self._state.models if self._state.strict_model else None
             body = await run_in_threadpool(checked, path, body, self._engine.target.pointer, names)
             if self._fetches:
                 body = await run_in_threadpool(with_images, body)
         elif path in COUNTS:
             body = await run_in_threadpool(formed, path, body)
-        request = LoopRequest()
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))
         try:
@@ -280,11 +286,15 @@ class Front:
                 raise Refusal(GONE, "the client left")
             fields = _fields_of(answer)
             if not answer.is_stream:
-                return await out.whole(answer.status, answer.body, fields)
+                whole = answer.body
+                if request.custom is not None and answer.status == 200:
+                    whole = request.custom.whole(whole)
+                return await out.whole(answer.status, whole, fields)
             start = {"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM}
             await out.send(start)
             async for part in _parts(answer):
-                await out.send({"type": "http.response.body", "body": part, "more_body": True})
+                told = request.custom.part(part) if request.custom is not None else part
+                await out.send({"type": "http.response.body", "body": told, "more_body": True})
             await out.send({"type": "http.response.body", "body": b"", "more_body": False})
             return GONE if request.cancelled else answer.status
         finally:

@@ -1,0 +1,97 @@
+"""Custom tools of Responses are told to the model, and their calls are handed out in their own form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spac.serve import forms
+from spac.serve.custom_tools import CustomCalls
+
+PATCH = '*** Begin Patch\n*** Add File: a\n+"hi"\n*** End Patch'
+CUSTOM = {
+    "type": "custom", "name": "apply_patch", "description": "Patches files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: begin_patch hunk end_patch"},
+}  # fmt: skip
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+ASKED = {
+    "input": "hello", "tools": [CUSTOM, ADD], "tool_choice": {"type": "custom", "name": "apply_patch"},
+    "temperature": 0, "max_output_tokens": 60, "chat_template_kwargs": {"enable_thinking": False},
+}  # fmt: skip
+
+
+def item(name: str, arguments: str) -> dict:
+    return {
+        "id": f"fc_{name}", "type": "function_call", "status": "completed", "call_id": f"call_{name}",
+        "name": name, "arguments": arguments,
+    }  # fmt: skip
+
+
+def test_an_answer(thinking_server):
+    status, body = thinking_server.ask("POST", "/v1/responses", ASKED)
+    assert status == 200, body
+    (call,) = json.loads(body)["output"]
+    assert (call["type"], call["name"]) == ("custom_tool_call", "apply_patch")
+    assert isinstance(call["input"], str)
+    assert "arguments" not in call
+
+
+def test_a_stream_and_its_client(thinking_server):
+    extra = {"chat_template_kwargs": ASKED["chat_template_kwargs"]}
+    asked = {name: value for name, value in ASKED.items() if name not in extra}
+    events = list(
+        thinking_server.client().responses.create(model="demo", stream=True, extra_body=extra, **asked)
+    )
+    assert "response.function_call_arguments.delta" not in {each.type for each in events}
+    items = [each.item for each in events if each.type.startswith("response.output_item")]
+    assert [each.type for each in items] == ["custom_tool_call"] * 2
+    assert events[-1].response.output[0].input == items[1].input
+
+
+def test_the_model_is_told_of_it(thinking_server):
+    count = lambda tools: json.loads(  # noqa: E731
+        thinking_server.ask("POST", "/v1/responses/input_tokens", {"input": "x", "tools": tools})[1]
+    )["input_tokens"]
+    assert count([CUSTOM]) > count([]) + 30
+    request = {"input": "x", "tools": [json.loads(json.dumps(CUSTOM))]}
+    forms.read("/v1/responses", request)
+    (tool,) = request["tools"]
+    assert (tool["type"], tool["name"]) == ("function", "apply_patch")
+    assert "begin_patch hunk" in tool["description"]
+
+
+@pytest.mark.parametrize("given", [None, [], "x", [3], [{"type": "custom"}]])
+def test_tools_that_are_none(thinking_server, given):
+    body = {"input": "hello", "max_output_tokens": 2, "tools": given, "metadata": {"custom": "custom"}}
+    status, answer = thinking_server.ask("POST", "/v1/responses", body)
+    assert status in (200, 400), answer
+
+
+def test_calls_of_several_kinds():
+    calls = CustomCalls({"tools": [CUSTOM, ADD]})
+    output = [item("apply_patch", json.dumps({"input": PATCH})), item("add", "{}"), {"type": "message"}]
+    made = json.loads(calls.whole(json.dumps({"output": output}).encode()))["output"]
+    assert made[0]["type"] == "custom_tool_call"
+    assert made[0]["input"] == PATCH
+    assert made[1:] == output[1:]
+
+
+def test_events_of_several_kinds():
+    calls = CustomCalls({"tools": [CUSTOM, ADD]})
+    text = json.dumps(PATCH)
+    sent = [
+        {"type": "response.output_item.added", "item": item("apply_patch", "")},
+        {"type": "response.function_call_arguments.delta", "item_id": "fc_apply_patch", "delta": '{"input'},
+        {"type": "response.output_item.added", "item": item("add", "")},
+        {"type": "response.function_call_arguments.delta", "item_id": "fc_add", "delta": "{}"},
+        {"type": "response.output_item.done", "item": item("apply_patch", json.dumps({"input": PATCH}))},
+        {"type": "response.completed", "response": {"output": [item("apply_patch", f'{{"input": {text}}}')]}},
+    ]  # fmt: skip
+    data = b"".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in sent)
+    blocks = calls.part(data).decode().split("\n\n")
+    assert blocks.pop() == ""
+    told = [json.loads(block.partition("data: ")[2]) for block in blocks]
+    assert [each["type"] for each in told] == [each["type"] for i, each in enumerate(sent) if i != 1]
+    assert told[1:3] == sent[2:4]
+    assert told[3]["item"]["input"] == told[4]["response"]["output"][0]["input"] == PATCH
