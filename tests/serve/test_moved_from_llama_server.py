@@ -35,7 +35,10 @@ def start(tmp_path: Path) -> Iterator[object]:
 
 
 def status(server: Server, path: str, host: str | None = None, key: str = "") -> int:
+    """Return the status of a request to a host, by HTTP/1.0 for a host that is ""."""
     connection = http.client.HTTPConnection(server.address, timeout=60)
+    if host == "":
+        connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"  # type: ignore[attr-defined]
     try:
         connection.putrequest("GET", path, skip_host=host is not None)
         if host:
