@@ -1,4 +1,4 @@
-// What CUDA's kernels take of the device's memory, and what happens where they get none (kernel_memory.h).
+// This file counts what CUDA's kernels take of the device's memory, and acts where they get none (kernel_memory.h).
 #if defined(SPAC_WITH_CUDA)
 
 #include "backend/device/cuda_memory.h"
@@ -11,7 +11,7 @@
 
 void * ggml_backend_cuda_stream(ggml_backend_t backend); // patches/0003-cuda-stream.patch
 
-// Of CUDA's runtime, whose headers are not at hand where ggml-cuda's objects were compiled elsewhere.
+// These are CUDA's runtime's; its headers are not at hand where ggml-cuda's objects were compiled elsewhere.
 extern "C" int cudaPeekAtLastError();
 extern "C" int cudaGetLastError();
 

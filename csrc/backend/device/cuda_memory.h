@@ -1,4 +1,4 @@
-// Who is told of the pools of ggml-cuda's kernels. The unpatched library, which shares cuda_memory.cpp, tells nobody.
+// This listener is told of the pools of ggml-cuda. The unpatched library shares cuda_memory.cpp, and has no listener.
 #pragma once
 
 #include <cstddef>

@@ -11,7 +11,7 @@
 namespace spac {
 namespace {
 
-// What kernels ask for where the driver does not tell: the largest workspace of cuBLAS, twice.
+// Kernels ask for this much where the driver does not tell: the largest workspace of cuBLAS, twice.
 constexpr size_t unknown_bytes = size_t{64} << 20;
 
 struct Kernels {

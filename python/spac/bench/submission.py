@@ -97,7 +97,7 @@ class Submission:
         self._base, self._prompts, self._say, self._seconds = base, prompts, say, seconds
         self._begun = time.monotonic()
         self.figures: dict[System, list[Figures]] = {}
-        """What was measured, in the order of the measurements."""
+        """The figures by system, in the order of the measurements."""
 
     def run(self) -> dict[str, Any]:
         """Measure, and return what the file has. Raise InputError, OutOfMemoryError or SpacError."""

@@ -60,9 +60,9 @@ class LoopOptions:
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
     reasoning_format: str = "deepseek"
-    """How an answer's reasoning comes, as llama-server's --reasoning-format names it."""
+    """The form of an answer's reasoning, as llama-server's --reasoning-format names it."""
     reasoning_message: str = ""
-    """What ends the reasoning where its budget is spent."""
+    """The text that ends the reasoning where its budget is spent."""
     parses: bool = True
     """False to leave an answer's reasoning and calls of tools in its content."""
     shows_slots: bool = True
