@@ -13,6 +13,13 @@ from spac.config.schema_limits import check_schemas
 from spac.serve import forms
 from spac.serve.refusal import Refusal
 
+_TYPES: dict[str, tuple[Any, str]] = {
+    "grammar": (str, "a text"),
+    "stop": (str | list, "a text, or a list of texts"),
+    "samplers": (str | list, "a list of names, or a text of their letters"),
+}
+"""The types of fields that llama.cpp passes over where they have another one."""
+
 
 def checked(path: str, body: bytes, model: int, names: Collection[str] | None) -> bytes:
     """Return a request's body in the form that llama.cpp reads, with the tools that its choice names.
@@ -25,6 +32,9 @@ def checked(path: str, body: bytes, model: int, names: Collection[str] | None) -
     name = request.get("model")
     if names is not None and name is not None and name not in names:
         raise Refusal(404, f"the model '{name}' is not served here: {', '.join(names)} is")
+    for field, (types, wanted) in _TYPES.items():
+        if not isinstance(request.get(field), types | None):
+            raise Refusal(400, f"{field} must be {wanted}")
     if isinstance(grammar := request.get("grammar"), str):
         _core.check_grammar(model, grammar)
     check_schemas(list(_schemas(request)))
@@ -126,6 +136,7 @@ def _schemas(request: Mapping[str, Any]) -> Iterator[Any]:
     yield _at(form, "json_schema").get("schema")
     for name in ("text", "output_config"):  # of Responses, and of Anthropic's messages
         yield _at(_at(request, name), "format").get("schema")
+    yield _at(request, "output_format").get("schema")
     tools = request.get("tools")
     for tool in tools if isinstance(tools, list) else []:
         if isinstance(tool, Mapping):

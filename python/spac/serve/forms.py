@@ -45,6 +45,8 @@ def read(path: str, request: dict[str, Any]) -> None:
         return
     for name in [name for name, value in request.items() if value is None]:
         del request[name]
+    if path.startswith(MESSAGES):
+        _read_anthropic(request)
     for message in _objects(request.get("messages")):
         _read_message(message)
     if isinstance(items := request.get("input"), list):
@@ -61,6 +63,21 @@ def read(path: str, request: dict[str, Any]) -> None:
     for name in ("response_format", "text", "output_config"):
         if isinstance(form := request.get(name), dict):
             _read_schemas(form)
+
+
+def _read_anthropic(request: dict[str, Any]) -> None:
+    """Say in a chat's fields what Anthropic's fields ask for: no reasoning, and the form of an answer."""
+    thinking, config = request.get("thinking"), request.get("output_config")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        given = request.get("chat_template_kwargs")
+        request["chat_template_kwargs"] = {
+            "enable_thinking": False,
+            **(given if isinstance(given, dict) else {}),
+        }
+    form = config.get("format") if isinstance(config, dict) else request.get("output_format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        schema = {"name": "answer", "schema": form.get("schema")}
+        request.setdefault("response_format", {"type": "json_schema", "json_schema": schema})
 
 
 def _read_message(message: dict[str, Any]) -> None:
