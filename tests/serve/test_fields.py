@@ -14,8 +14,9 @@ FIELDS = {
     "min_p": 0.25, "typical_p": 0.75, "top_n_sigma": 1.5, "repeat_penalty": 1.25, "repeat_last_n": 5,
     "presence_penalty": 0.5, "frequency_penalty": 0.25, "dry_multiplier": 0.5, "dry_base": 2.0,
     "dry_allowed_length": 3, "dry_penalty_last_n": 9, "dry_sequence_breakers": ["x"], "xtc_probability": 0.25,
-    "xtc_threshold": 0.25, "mirostat": 1, "mirostat_tau": 4.0, "mirostat_eta": 0.25,
-    "adaptive_target": 0.5, "adaptive_decay": 0.5, "seed": 12345, "ignore_eos": True, "n_probs": 2, "min_keep": 2, "n_keep": 3, "n_discard": 2,
+    "xtc_threshold": 0.25, "mirostat": 1, "mirostat_tau": 4.0, "mirostat_eta": 0.25, "adaptive_target": 0.5,
+    "adaptive_decay": 0.5, "seed": 12345, "ignore_eos": True, "n_probs": 2, "min_keep": 2, "n_keep": 3,
+    "n_discard": 2,
     "samplers": ["top_k"], "stop": ["zq"], "grammar": "root ::= [a-z]+", "timings_per_token": True,
     "post_sampling_probs": True, "reasoning_format": "none",
 }  # fmt: skip
