@@ -61,7 +61,9 @@ def test_the_model_is_told_of_it(thinking_server):
     assert "begin_patch hunk" in tool["description"]
 
 
-@pytest.mark.parametrize("given", [None, [], "x", [3], [{"type": "custom"}]])
+@pytest.mark.parametrize(
+    "given", [None, [], "x", [3], [{"type": "custom"}], [{"type": "custom", "name": [1]}]]
+)
 def test_tools_that_are_none(thinking_server, given):
     body = {"input": "hello", "max_output_tokens": 2, "tools": given, "metadata": {"custom": "custom"}}
     status, answer = thinking_server.ask("POST", "/v1/responses", body)

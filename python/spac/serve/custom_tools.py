@@ -34,7 +34,7 @@ class CustomCalls:
         """Read the names of a request's custom tools."""
         tools = request.get("tools")
         self._names = {
-            tool.get("name")
+            str(tool.get("name"))
             for tool in (tools if isinstance(tools, list) else ())
             if isinstance(tool, dict) and tool.get("type") == "custom"
         }
