@@ -83,6 +83,13 @@ def test_the_text_of_messages_follows_llama_servers_fields(thinking_server):
         assert json.loads(text) == [1, 2], form
 
 
+@pytest.mark.parametrize("name", ["n", "n_cmpl"])
+def test_messages_have_one_answer(thinking_server, name):
+    status, body = thinking_server.ask("POST", "/v1/messages", {**SHORT["/v1/messages"], name: 2})
+    assert (status, b"Messages have one answer" in body) == (400, True)
+    assert thinking_server.ask("POST", "/v1/messages", {**SHORT["/v1/messages"], name: 1})[0] == 200
+
+
 def test_messages_without_reasoning(thinking_server):
     def count(**fields):
         body = {"model": "m", "messages": USER, **fields}

@@ -66,7 +66,13 @@ def read(path: str, request: dict[str, Any]) -> None:
 
 
 def _read_anthropic(request: dict[str, Any]) -> None:
-    """Say in a chat's fields what Anthropic's fields ask for: no reasoning, and the form of an answer."""
+    """Say in a chat's fields what Anthropic's fields ask for: no reasoning, and the form of an answer.
+
+    Raise Refusal for several answers, which Messages have no place for.
+    """
+    for name in ("n", "n_cmpl"):
+        if request.get(name, 1) != 1:
+            raise Refusal(400, f"{name} must be 1: Messages have one answer")
     thinking, config = request.get("thinking"), request.get("output_config")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         given = request.get("chat_template_kwargs")
