@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spac.serve import forms
-from spac.serve.custom_tools import CustomCalls
+from spac.serve.responses import ResponseForm
 
 PATCH = '*** Begin Patch\n*** Add File: a\n+"hi"\n*** End Patch'
 CUSTOM = {
@@ -71,16 +71,16 @@ def test_tools_that_are_none(thinking_server, given):
 
 
 def test_calls_of_several_kinds():
-    calls = CustomCalls({"tools": [CUSTOM, ADD]})
+    form = ResponseForm({"tools": [CUSTOM, ADD]})
     output = [item("apply_patch", json.dumps({"input": PATCH})), item("add", "{}"), {"type": "message"}]
-    made = json.loads(calls.whole(json.dumps({"output": output}).encode()))["output"]
+    made = json.loads(form.whole(json.dumps({"output": output}).encode()))["output"]
     assert made[0]["type"] == "custom_tool_call"
     assert made[0]["input"] == PATCH
     assert made[1:] == output[1:]
 
 
 def test_events_of_several_kinds():
-    calls = CustomCalls({"tools": [CUSTOM, ADD]})
+    form = ResponseForm({"tools": [CUSTOM, ADD]})
     text = json.dumps(PATCH)
     sent = [
         {"type": "response.output_item.added", "item": item("apply_patch", "")},
@@ -91,9 +91,11 @@ def test_events_of_several_kinds():
         {"type": "response.completed", "response": {"output": [item("apply_patch", f'{{"input": {text}}}')]}},
     ]  # fmt: skip
     data = b"".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in sent)
-    blocks = calls.part(data).decode().split("\n\n")
+    blocks = form.part(data).decode().split("\n\n")
     assert blocks.pop() == ""
     told = [json.loads(block.partition("data: ")[2]) for block in blocks]
+    end = told.pop(3)
     assert [each["type"] for each in told] == [each["type"] for i, each in enumerate(sent) if i != 1]
-    assert told[1:3] == sent[2:4]
-    assert told[3]["item"]["input"] == told[4]["response"]["output"][0]["input"] == PATCH
+    for ours, theirs in zip(told[1:3], sent[2:4], strict=True):
+        assert ours == {**theirs, "output_index": 1, "sequence_number": ours["sequence_number"]}
+    assert told[3]["item"]["input"] == told[4]["response"]["output"][0]["input"] == end["input"] == PATCH

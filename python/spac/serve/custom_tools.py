@@ -40,30 +40,12 @@ class CustomCalls:
         }
         self._ids: set[str] = set()  # of their calls
 
-    def whole(self, body: bytes) -> bytes:
-        """Return the body of an answer."""
-        answer = json.loads(body)
-        self._change(answer.get("output"))
-        return json.dumps(answer).encode()
+    def has(self, item_id: str | None) -> bool:
+        """Return True if an item that was changed has this id."""
+        return item_id in self._ids
 
-    def part(self, events: bytes) -> bytes:
-        """Return some whole events of a stream. Arguments do not come in pieces: their text is JSON."""
-        return b"".join(map(self._event, events.split(b"\n\n")))
-
-    def _event(self, event: bytes) -> bytes:
-        _, mark, data = event.partition(b"data: {")
-        if not mark:
-            return event + b"\n\n" if event else b""
-        told = json.loads(b"{" + data)
-        if told.get("item_id") in self._ids:
-            return b""
-        response = told.get("response")
-        if isinstance(response, dict):
-            self._change(response.get("output"))
-        self._change([told.get("item")])
-        return f"event: {told.get('type')}\ndata: {json.dumps(told)}\n\n".encode()
-
-    def _change(self, items: Any) -> None:
+    def change(self, items: Any) -> None:
+        """Change the calls among an answer's items."""
         for item in items if isinstance(items, list) else ():
             if isinstance(item, dict) and item.get("type") == "function_call" and item["name"] in self._names:
                 self._ids.add(item["id"])

@@ -47,6 +47,8 @@ def read(path: str, request: dict[str, Any]) -> None:
         del request[name]
     if path.startswith(MESSAGES):
         _read_anthropic(request)
+    if path.startswith(RESPONSES) and isinstance(text := request.get("text"), dict):
+        _ask_for(request, text.get("format"))
     for message in _objects(request.get("messages")):
         _read_message(message)
     if isinstance(items := request.get("input"), list):
@@ -80,10 +82,16 @@ def _read_anthropic(request: dict[str, Any]) -> None:
             "enable_thinking": False,
             **(given if isinstance(given, dict) else {}),
         }
-    form = config.get("format") if isinstance(config, dict) else request.get("output_format")
+    _ask_for(request, config.get("format") if isinstance(config, dict) else request.get("output_format"))
+
+
+def _ask_for(request: dict[str, Any], form: Any) -> None:
+    """Ask for an answer's form as a chat does. llama.cpp passes over the fields of other interfaces."""
     if isinstance(form, dict) and form.get("type") == "json_schema":
         schema = {"name": "answer", "schema": form.get("schema")}
         request.setdefault("response_format", {"type": "json_schema", "json_schema": schema})
+    elif isinstance(form, dict) and form.get("type") == "json_object":
+        request.setdefault("response_format", {"type": "json_object"})
 
 
 def _read_message(message: dict[str, Any]) -> None:

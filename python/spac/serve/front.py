@@ -21,12 +21,12 @@ from starlette.routing import Router
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
 from spac.serve.checks import checked, formed, parsed, with_images
-from spac.serve.custom_tools import CustomCalls
 from spac.serve.forms import RESPONSES
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, Refusal, refusal_of
 from spac.serve.request_queue import Full, RequestQueue, full
+from spac.serve.responses import ResponseForm
 from spac.serve.state import OPEN_TO_ALL, Scope, ServerState
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ class LoopRequest:
         """True until the request's turn has come."""
         self.cancelled = False
         """True once the request was cancelled."""
-        self.custom: CustomCalls | None = None
-        """The custom tools of the request, or None."""
+        self.form: ResponseForm | None = None
+        """The form of an answer of Responses, or None."""
         self._turn: asyncio.Future[None] | None = None
         self._answer: _core.LoopResponse | None = None
 
@@ -234,8 +234,8 @@ class Front:
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
         request = LoopRequest()
         if path in ANSWERS:
-            if path == RESPONSES and b'"custom"' in body:
-                request.custom = CustomCalls(await run_in_threadpool(parsed, body))
+            if path == RESPONSES:
+                request.form = ResponseForm(await run_in_threadpool(parsed, body))
             names = self._state.models if self._state.strict_model else None
             body = await run_in_threadpool(checked, path, body, self._engine.target.pointer, names)
             if self._fetches:
@@ -287,13 +287,13 @@ class Front:
             fields = _fields_of(answer)
             if not answer.is_stream:
                 whole = answer.body
-                if request.custom is not None and answer.status == 200:
-                    whole = request.custom.whole(whole)
+                if request.form is not None and answer.status == 200:
+                    whole = request.form.whole(whole)
                 return await out.whole(answer.status, whole, fields)
             start = {"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM}
             await out.send(start)
             async for part in _parts(answer):
-                told = request.custom.part(part) if request.custom is not None else part
+                told = request.form.part(part) if request.form is not None else part
                 await out.send({"type": "http.response.body", "body": told, "more_body": True})
             await out.send({"type": "http.response.body", "body": b"", "more_body": False})
             return GONE if request.cancelled else answer.status
