@@ -9,40 +9,9 @@ import gguf
 from gguf import GGUFReader, GGUFWriter, TokenType
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
-THINKING = """\
-{%- if tools %}<|im_start|>system
-You may call these functions:
-<tools>{% for tool in tools %}
-{{ tool | tojson }}{% endfor %}
-</tools>
-A call looks like this:
-<tool_call>
-{"name": <name>, "arguments": <object>}
-</tool_call><|im_end|>
-{% endif %}
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}<|im_start|>assistant
-{% if m.reasoning_content is defined and m.reasoning_content and loop.last %}<think>
-{{ m.reasoning_content }}
-</think>
+from tools.clients.serving import TEMPLATE
 
-{% endif %}{{ m.content }}{% if m.tool_calls %}{% for call in m.tool_calls %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}{% endif %}<|im_end|>
-{% elif m.role == 'tool' %}<|im_start|>user
-<tool_response>
-{{ m.content }}
-</tool_response><|im_end|>
-{% else %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endif %}{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and not enable_thinking %}<think>
-
-</think>
-
-{% endif %}{% endif %}"""
+THINKING = TEMPLATE.read_text().removesuffix("\n")
 """ChatML with reasoning in <think> and calls in <tool_call>."""
 
 CHANNELS = """\

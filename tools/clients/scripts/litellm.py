@@ -1,0 +1,47 @@
+"""LiteLLM: chats by OpenAI's interface, and Anthropic's."""
+
+from __future__ import annotations
+
+import litellm
+
+from tools.clients import shared
+from tools.clients.shared import ADDRESS, KEY, LONG, NUMBERS, SAID, TOOL, URL, USER
+
+SAYING = {"extra_body": {"grammar": shared.GRAMMAR}}
+CHOICE = {"type": "function", "function": {"name": "add"}}
+FORM = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
+OPENAI = {"model": "openai/demo", "api_base": URL}
+
+
+def ask(*, key=KEY, messages=USER, **more):
+    given = {**OPENAI, "api_key": key, "messages": messages, "max_tokens": 200, **more}
+    return litellm.completion(**given)
+
+
+def tool_call():
+    made = ask(tools=[TOOL], tool_choice=CHOICE).choices[0].message
+    (call,) = made.tool_calls
+    shared.numbers(call.function.arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+    shared.same(ask(messages=[*USER, made.model_dump(), result], **SAYING).choices[0].message.content, SAID)
+
+
+def tool_call_in_a_stream():
+    made = litellm.stream_chunk_builder(list(ask(stream=True, tools=[TOOL], tool_choice=CHOICE)))
+    shared.numbers(made.choices[0].message.tool_calls[0].function.arguments)
+
+
+def anthropics():
+    made = ask(model="anthropic/demo", api_base=ADDRESS, tools=[TOOL], tool_choice=CHOICE)
+    shared.numbers(made.choices[0].message.tool_calls[0].function.arguments)
+
+
+shared.run({
+    "chat": lambda: shared.same(ask(**SAYING).choices[0].message.content, SAID),
+    "stream": lambda: shared.joined([each.choices[0].delta.content for each in ask(stream=True, **SAYING)]),
+    "tool call and its output": tool_call, "tool call in a stream": tool_call_in_a_stream,
+    "structured output": lambda: shared.numbers(ask(response_format=FORM).choices[0].message.content),
+    "tool call by Anthropic's interface": anthropics,
+    "wrong key": lambda: shared.wrong_key(lambda: ask(key="x")),
+    "too long prompt": lambda: shared.too_long(lambda: ask(messages=[{"role": "user", "content": LONG}])),
+})  # fmt: skip

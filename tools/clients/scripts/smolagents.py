@@ -1,0 +1,56 @@
+"""smolagents: its model of OpenAI's interface, and an agent that calls a tool."""
+
+from __future__ import annotations
+
+import smolagents
+
+from tools.clients import shared
+from tools.clients.shared import KEY, LONG, SAID, URL
+
+called = []
+
+
+@smolagents.tool
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: a number
+        b: a number
+    """
+    called.append((a, b))
+    return 3
+
+
+def model(key=KEY, **more):
+    return smolagents.OpenAIModel("demo", api_base=URL, api_key=key, max_tokens=200, retry=False, **more)
+
+
+def message(text="hello"):
+    return [smolagents.ChatMessage(role="user", content=[{"type": "text", "text": text}])]
+
+
+saying = model(extra_body={"grammar": shared.GRAMMAR})
+
+
+def tool_call():
+    made = model().generate(message(), tools_to_call_from=[add])
+    shared.numbers(made.tool_calls[0].function.arguments)
+
+
+def an_agent():
+    agent = smolagents.ToolCallingAgent(
+        tools=[add], model=model(parallel_tool_calls=False), max_steps=2, verbosity_level=0
+    )
+    agent.run("hello")
+    steps = [each for each in agent.memory.steps if isinstance(each, smolagents.ActionStep)]
+    assert all(each.tool_calls for each in steps[:1]), [each.error for each in steps]
+
+
+shared.run({
+    "chat": lambda: shared.same(saying.generate(message()).content, SAID),
+    "stream": lambda: shared.joined([each.content for each in saying.generate_stream(message())]),
+    "tool call": tool_call, "tool calls of an agent": an_agent,
+    "wrong key": lambda: shared.wrong_key(lambda: model("x").generate(message())),
+    "too long prompt": lambda: shared.too_long(lambda: model().generate(message(LONG))),
+})  # fmt: skip

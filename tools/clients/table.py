@@ -1,0 +1,58 @@
+"""The clients that are tried, with their exact versions, and those that are not, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPENAI, ANTHROPIC = "OpenAI", "Anthropic"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client or framework of PyPI, or of npm where `is_node` is True.
+
+    `packages` are words of pip or npm; the first one names it and its version. `scripts/NAME` tries it.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    interface: str = "chats"
+    is_node: bool = False
+
+    @property
+    def package(self) -> str:
+        """The first package's name."""
+        name = self.packages[0].rpartition("@" if self.is_node else "==")[0].rstrip("=")
+        return name.partition("[")[0]
+
+    @property
+    def version(self) -> str:
+        """The first package's version."""
+        return self.packages[0].rpartition("@" if self.is_node else "=")[2]
+
+
+CLIENTS = (
+    Client("openai", ("openai==3.57.0",), "completions, chats, Responses, embeddings"),
+    Client("openai_agents", ("openai-agents==0.24.0",), "Responses and chats"),
+    Client("anthropic", ("anthropic==2.14.0",), "Messages"),
+    Client("langchain", ("langchain-openai==1.7.4",), "chats, Responses, embeddings"),
+    Client("litellm", ("litellm==1.110.2",), "chats, Messages"),
+    Client("pydantic_ai", ("pydantic-ai-slim[openai]==2.68.0",)),
+    Client("instructor", ("instructor==1.17.0",)),
+    Client("smolagents", ("smolagents[openai]==1.26.0",)),
+    Client("haystack", ("haystack-ai==3.4.1",), "chats, embeddings"),
+    Client("llama_index", ("llama-index-llms-openai-like==0.8.1",), "completions, chats"),
+    Client("dspy", ("dspy==3.4.1",)),
+    Client("autogen", ("autogen-ext[openai]==0.7.5", "autogen-agentchat==0.7.5")),
+    Client("ag2", ("ag2[openai]==1.2.1",)),
+    Client("crewai", ("crewai==1.15.30",)),
+    Client("lm_eval", ("lm-eval[api]==0.4.13",), "completions"),
+    Client("openai_node", ("openai@7.59.0",), "completions, chats, Responses, embeddings", is_node=True),
+    Client("anthropic_node", ("@anthropic-ai/sdk@1.14.0",), "Messages", is_node=True),
+    Client("vercel_ai", ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"), is_node=True),
+)
+LEFT_OUT = {
+    "log-likelihoods of lm-eval": "they need `echo` of completions, which the server refuses by name",
+    "mem0": "it uses OpenAI's client, and its memories need answers that mean something",
+    "Ray": "[docs/server.md](server.md#several-engines) tells how it serves engines; it is no client",
+}
