@@ -65,7 +65,9 @@ def attempt(client: Client, folder: Path, url: str) -> Result:
     return result
 
 
-def checks(client: Client, folder: Path, url: str) -> Iterator[tuple[str, str | None]]:
+def checks(
+    client: Client, folder: Path, url: str, python: str = "venv/bin/python"
+) -> Iterator[tuple[str, str | None]]:
     """Run a client's script. Yield each check with its fault, or None. Raise InputError if it breaks off."""
     given = json.dumps({"url": url, "key": KEY})
     if client.is_node:
@@ -73,7 +75,7 @@ def checks(client: Client, folder: Path, url: str) -> Iterator[tuple[str, str | 
             shutil.copy(SCRIPTS / file, folder / file)
         command = ["node", f"{client.name}.mjs", given]
     else:
-        command = ["venv/bin/python", "-m", f"tools.clients.scripts.{client.name}", given]
+        command = [python, "-m", f"tools.clients.scripts.{client.name}", given]
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "SSL_CERT_FILE") if name in os.environ}
     variables = {
         **kept,

@@ -36,7 +36,7 @@ CLIENTS = (
     Client("openai_agents", ("openai-agents==0.24.0",), "Responses and chats"),
     Client("anthropic", ("anthropic==2.14.0",), "Messages"),
     Client("langchain", ("langchain-openai==1.7.4",), "chats, Responses, embeddings"),
-    Client("litellm", ("litellm==1.110.2",), "chats, Messages"),
+    Client("litellm", ("litellm==1.110.2",), "chats, Messages, embeddings"),
     Client("pydantic_ai", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("instructor", ("instructor==1.17.0",)),
     Client("smolagents", ("smolagents[openai]==1.26.0",)),

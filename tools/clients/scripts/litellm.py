@@ -36,12 +36,19 @@ def anthropics():
     shared.numbers(made.choices[0].message.tool_calls[0].function.arguments)
 
 
+def embeddings():
+    given = {"model": "openai/demo", "api_base": URL, "api_key": KEY, "encoding_format": "float"}
+    made = litellm.embedding(input=["a", "b c"], **given)
+    shared.same(len({len(each["embedding"]) for each in made.data}), 1)
+
+
 shared.run({
     "chat": lambda: shared.same(ask(**SAYING).choices[0].message.content, SAID),
     "stream": lambda: shared.joined([each.choices[0].delta.content for each in ask(stream=True, **SAYING)]),
     "tool call and its output": tool_call, "tool call in a stream": tool_call_in_a_stream,
     "structured output": lambda: shared.numbers(ask(response_format=FORM).choices[0].message.content),
     "tool call by Anthropic's interface": anthropics,
+    "embeddings": embeddings,
     "wrong key": lambda: shared.wrong_key(lambda: ask(key="x")),
     "too long prompt": lambda: shared.too_long(lambda: ask(messages=[{"role": "user", "content": LONG}])),
 })  # fmt: skip
