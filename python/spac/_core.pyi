@@ -1168,6 +1168,12 @@ class SequenceStep:
         Probabilities are those before any sampler, over the whole vocabulary.
         """
     @property
+    def scored(self) -> tuple[Float32Array, Int32Array, Float32Array] | None:
+        """The log probabilities of the last of `ServerLoop.generate(scored=…)`, as `probabilities`, or None.
+
+        Only the first step has them.
+        """
+    @property
     def experts(self) -> dict[str, int]:
         """The counts of the window's own experts, by the names of `Experts.stats`; distinct ones by layer."""
 
@@ -1345,13 +1351,16 @@ class ServerLoop:
         limit: int = -1,
         n_unseen: int = 0,
         n_top: int = -1,
+        scored: Sequence[int] = (),
         **sampling: Any,
     ) -> LoopText:
         """Return a text behind a prompt of int32 tokens [n], or behind `images`. Any thread may call this.
 
         `limit` is the most tokens, -1 for any number. `sampling` are those of `_Sampling`. Penalties do not
-        look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. Raise
-        InputError for invalid parameters, and after `close`.
+        look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. `scored` are
+        tokens whose probabilities the first step has, by the rows of as many tokens at the end of the prompt.
+        Rows before the prompt's last batch are left out. Raise InputError for invalid parameters, and after
+        `close`.
         """
 
     def keep_draft_routes(self, keeps: bool) -> None:
