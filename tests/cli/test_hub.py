@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from spac import _core, models
+from spac.cli.options import target_of
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import VramLimit
 from spac.costs import cache
 from spac.engine import Engine
 from spac.machine.cpu import cpu_description, default_threads, physical_cores
-from spac.model import expected_speed, kernels
+from spac.model import expected_speed, kernels, known
 from spac.model.devices import device_room
 from spac.model.gguf.check import check_model
 from spac.model.hub import Name
+from spac.model.known import MODELS
 from tests.cli.conftest import environment
 from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
@@ -100,7 +103,10 @@ def test_every_program_has_the_options(program):
         (["-m", "x.gguf", "-md", "y.gguf", "-hfd", "a/b"], "--draft and a draft by name both say"),
         (["-hfd", "a/b"], "a draft without a target"),
         (["-hff", "a.gguf"], "add --hf-repo OWNER/REPO"),
-        (["-hf", "a"], "'a' is not OWNER/REPO or OWNER/REPO:QUANT"),
+        (["-hf", "a"], "'a' is not OWNER/REPO or OWNER/REPO:QUANT, nor a short name: deepseek-v2-lite, gpt-"),
+        (["-hf", "gpt-oss-2b"], "nor a short name: gpt-oss-20b"),
+        (["-m", "gpt-oss-2b"], "gpt-oss-2b: there is no such file or short name; did you mean gpt-oss-20b"),
+        (["glm-4.5-ari"], "'glm-4.5-ari' belongs to no option and is no model's name; did you mean glm"),
     ],
 )
 def test_what_does_not_go_together(capsys, words, said):
@@ -112,6 +118,31 @@ def test_what_does_not_go_together(capsys, words, said):
         code = exit_.code
     assert code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("words", [["{}"], ["-hf", "{}"], ["--target", "{}"]])
+def test_short_names(program, words, monkeypatch, tmp_path):
+    fetched = []
+    monkeypatch.setattr("spac.cli.options.fetch", lambda name, *_: fetched.append(name) or tmp_path)
+    for text in ("gpt-oss-20b", "Qwen3-30B-A3B:Q8_0"):
+        options = parser_of(program).parse_args([word.format(text) for word in words])
+        assert target_of(options) == tmp_path
+    assert fetched == [Name("ggml-org/gpt-oss-20b-GGUF"), Name("unsloth/Qwen3-30B-A3B-GGUF", "Q8_0")]
+
+
+def test_a_file_goes_before_a_short_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt-oss-20b").touch()
+    for words in (["gpt-oss-20b"], ["-m", "gpt-oss-20b"]):
+        assert target_of(parser_of("run").parse_args(words)) == Path("gpt-oss-20b")
+
+
+def test_a_short_name_is_a_repository():
+    for model in MODELS:
+        assert known.hub_name(model.name) == model.hub == known.hub_name(model.name.upper())
+        assert "/" in Name.parse(model.name).repo
+        assert model.file_size > model.expert_bytes > 0.8 * model.file_size
 
 
 # spac models

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from spac.cli.llama_cpp_environment import options_of
 from spac.cli.llama_cpp_options import foreign_options
 from spac.errors import one_line
+from spac.model import known
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -46,17 +47,16 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments as argparse does. argparse's `parse_args` calls this too."""
         given = sys.argv[1:] if args is None else args
-        found, rest = super().parse_known_args(
-            [*self._from_environment(), *self._spelled_out(deque(given))], namespace
-        )
+        words = [*self._from_environment(), *self._spelled_out(deque(given))]
+        found, rest = super().parse_known_args(words, namespace)
         if len(rest) == 1 and self._take_model(found, rest[0]):
             return found, []
         if rest:
-            self.error(f"'{rest[0]}' belongs to no option{self._remedy()}")
+            self.error(f"'{rest[0]}' belongs to no option{self._remedy(rest[0])}")
         return found, rest
 
     def _take_model(self, found: argparse.Namespace, word: str) -> bool:
-        """Take a word without an option for the model, a file or OWNER/REPO[:QUANT], if it looks like one."""
+        """Take a word without an option for the model, if it looks like a file or like a model's name."""
         flag = "--target" if word.endswith(".gguf") or os.path.isfile(word) else "--hf-repo"
         action = self._option_string_actions.get(flag)
         if action is None or any(getattr(found, name, None) is not None for name in ("target", "hf_repo")):
@@ -143,10 +143,12 @@ class Parser(argparse.ArgumentParser):
             self.error(f"argument {name}: expected one argument")
         self.notes.append(f"{name}: {foreign.note}")
 
-    def _remedy(self) -> str:
-        known = self._option_string_actions
+    def _remedy(self, word: str) -> str:
+        there = self._option_string_actions
         uses = {"--target": "one model file needs no option", "--prompt": "a prompt is given with --prompt"}
-        told = [text for flag, text in uses.items() if flag in known]
+        if "--hf-repo" in there and (close := known.near(word)) and not known.hub_name(word):
+            return f" and is no model's name; did you mean {close}?"
+        told = [text for flag, text in uses.items() if flag in there]
         return f": {', '.join(told)}" if told else ""
 
     def _hint(self, name: str) -> str:
