@@ -64,6 +64,23 @@ def test_what_would_fit(tiny_model):
     assert (fit.state, "experts" in fit.found) == ("ok", False)
 
 
+def test_what_would_fit_on_a_card_that_is_not_there(tiny_model, monkeypatch):
+    monkeypatch.setenv("SPAC_DEVICE", "cpu")
+    target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
+    room, fit = devices.vram(target, VramLimit.parse("300M"))
+    assert (
+        room.found
+        == "a card: room for 44.0 MiB of the 300.0 MiB that --vram-limit allows, a margin left free"
+    )
+    assert (fit.state, "100% of them fit" in fit.found) == ("ok", True)
+    [share] = devices.vram(target, VramLimit.parse("50%"))
+    assert (share.state, share.why) == (
+        "off",
+        "50% of no card: give the size of one, such as --vram-limit 8G",
+    )
+    assert not list(devices.vram(target, None))
+
+
 def test_whether_the_model_sees(tiny_model, tmp_path, capsys):
     target, mmproj = tiny_model("qwen3moe"), write_projector(tmp_path / "mmproj.gguf", "gemma3", 64)
     [finding] = devices.images(target, mmproj)
