@@ -6,8 +6,11 @@ import argparse
 import importlib
 from pathlib import Path
 
+from spac.cli import module_of
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 PROGRAMS = (
+    "setup",
     "run",
     "chat",
     "serve",
@@ -52,13 +55,8 @@ def page() -> str:
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a program."""
-    name = name.replace("-", "_")
-    for module in (f"spac.{name}", f"spac.{name}.app"):
-        try:
-            make = getattr(importlib.import_module(module), "make_parser", None)
-        except ModuleNotFoundError:
-            continue
-        if make is not None:
+    for module in (module_of(name), f"{module_of(name)}.app"):
+        if (make := getattr(importlib.import_module(module), "make_parser", None)) is not None:
             parser: argparse.ArgumentParser = make()
             return parser
     raise LookupError(f"spac {name} has no make_parser()")

@@ -168,7 +168,7 @@ def test_what_would_fit(rows, monkeypatch):
     assert "bad.gguf" in bad.fault
     assert moe.tokens_per_second is None
     assert moe.drafts == ("a/Qwen3-0.6B-GGUF:F32 (untried)",)
-    text = "\n".join(models._lines(rows("300M"), device_room(VramLimit.parse("300M"))))
+    text = "\n".join(models.table(rows("300M"), device_room(VramLimit.parse("300M"))))
     assert "36 of 36" in text
     assert "not measured" in text
     moe = rows("256M")[0]
@@ -193,7 +193,7 @@ def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_
 def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("SPAC_DEVICE", "cpu")
-    lines = list(models._lines(rows(None), None))
+    lines = [models.head(None), *models.table(rows(None), None)]
     assert "tokens/s on the CPU alone" in lines[1]
     assert "not measured" in lines[2]
     assert not [line for line in lines if line.startswith("tokens/s (")]
@@ -207,7 +207,7 @@ def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch, tmp_path):
     measured = cache.newest(config.target, "cpu")
     assert found[0].tokens_per_second == 1 / measured.verify(1)
     assert [row.speed_from for row in found] == ["runs", "", ""]
-    lines = list(models._lines(found, None))
+    lines = [models.head(None), *models.table(found, None)]
     assert lines[2].endswith(" (runs)")
     assert [line for line in lines if line.startswith("tokens/s (runs): ")]
 
@@ -256,7 +256,7 @@ def test_layers_that_draft_are_named(tiny_model):
 def test_the_demo_pair_is_the_one_that_was_tried():
     rows = models.rows_of(models._files(quiet=True)[:2], None)
     assert [row.drafts for row in rows] == [("demo draft (tried)",), ()]
-    assert "a draft for demo: demo draft (tried)" in models._lines(rows, None)
+    assert "a draft for demo: demo draft (tried)" in models.table(rows, None)
 
 
 @pytest.mark.parametrize(

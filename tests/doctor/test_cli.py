@@ -30,7 +30,7 @@ def test_the_help_names_all_commands(capsys):
     ("name", "said"),
     [
         ("serv", "did you mean 'serve'?"),
-        ("zzz", "choose one of run, chat"),
+        ("zzz", "choose one of setup, run"),
         ("--target", "options follow the command"),
         ("run\nchat", "run chat"),
         ("", "usage"),

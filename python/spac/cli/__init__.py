@@ -14,6 +14,7 @@ from spac.cli import interrupt
 from spac.errors import one_line
 
 COMMANDS = {
+    "setup": "find a model for this machine, download it and talk with it",
     "run": "generate text from a prompt",
     "chat": "talk with a model in the terminal",
     "serve": "an OpenAI-compatible server",
@@ -25,6 +26,8 @@ COMMANDS = {
     "doctor": "what was found on this machine, and what is off and why",
 }
 """The commands and their purposes. Each is a module with `main(arguments) -> exit code` (`module_of`)."""
+_PLACES = {"setup": "spac.models.setup"}
+"""The modules of commands that share a room with another one."""
 
 ELSEWHERE = {
     "pull": "`spac run -hf NAME` downloads a model when it first needs it",
@@ -79,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def module_of(name: str) -> str:
-    """Return the module of a command. It is spac.<name>, with _ for -."""
-    return f"spac.{name.replace('-', '_')}"
+    """Return the module of a command. Without another place it is spac.<name>, with _ for -."""
+    return _PLACES.get(name, f"spac.{name.replace('-', '_')}")
 
 
 def _refuse(name: str) -> int:
