@@ -139,6 +139,20 @@ def test_a_wrong_target_is_one_line(capsys, tmp_path):
     assert err.endswith("nope.gguf: there is no such file; check the path\n")
 
 
+def test_the_file_of_options(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPAC_CONFIG", str(path := tmp_path / "c.toml"))
+    path.write_text("[all]\nctx = 8192\ntemp = 1\n[run]\n")
+    [finding] = host.config()
+    assert (finding.state, finding.found) == ("ok", f"{path}: [all] ctx, temp")
+    path.write_text("[all")
+    [finding] = host.config()
+    assert finding.state == "fault"
+    monkeypatch.delenv("SPAC_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    [finding] = host.config()
+    assert finding.found == f"{tmp_path}/spac/config.toml: sets nothing"
+
+
 def test_missing_extras_and_folders_are_no_fault(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "EXTRAS", {"chat": ("no_such_module",), "server": ("json",)})
     nowhere = tmp_path / "file"

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from spac import env
+from spac.cli import config_file
 from spac.cli.llama_cpp_environment import options_of
 from spac.cli.llama_cpp_options import foreign_options
-from spac.errors import one_line
+from spac.errors import InputError, one_line
 from spac.model import known
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -48,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         """Parse the arguments as argparse does. argparse's `parse_args` calls this too."""
         given = sys.argv[1:] if args is None else args
         words = [*self._from_environment(), *self._spelled_out(deque(given))]
-        found, rest = super().parse_known_args(words, namespace)
+        found, rest = super().parse_known_args([*self._from_file(words), *words], namespace)
         if len(rest) == 1 and self._take_model(found, rest[0]):
             return found, []
         if rest:
@@ -77,6 +79,26 @@ class Parser(argparse.ArgumentParser):
             i += 2 if action is not None and action.nargs != 0 else 1
         rest = list(words[i:])
         return list(words[:i]), rest[1:] if rest[:1] == ["--"] else rest
+
+    def _from_file(self, words: list[str]) -> list[str]:
+        """Return the options of the user's file of defaults, and note which there are.
+
+        What belongs to the file's model is left out if `words` name another one.
+        """
+        if not {"-h", "--help"}.isdisjoint(words):  # help comes with a faulty file too
+            return []
+        try:
+            options = config_file.options_of(self, self.prog.rpartition(" ")[2])
+        except InputError as error:
+            self.exit(2, f"{self.prog}: error: {error}\n")
+        if not options:
+            return []
+        found, rest = super().parse_known_args(words)
+        if rest or any(getattr(found, name, None) is not None for name in ("target", "hf_repo")):
+            options = config_file.without_model(options)
+        given = ", ".join(dict.fromkeys(word.partition("=")[0] for _, word in options))
+        self.notes += [f"{env.config_file()} gives {given}"] if given else []
+        return [word for _, word in options]
 
     def _from_environment(self) -> list[str]:
         """Return the arguments that llama-server's variables stand for, and note which were used."""
