@@ -24,9 +24,10 @@ COMMANDS = {
     "report": "a run's figures as one HTML page",
     "models": "what was downloaded by name, and what of it would fit here",
     "doctor": "what was found on this machine, and what is off and why",
+    "completion": "a script with which your shell completes commands and options",
 }
 """The commands and their purposes. Each is a module with `main(arguments) -> exit code` (`module_of`)."""
-_PLACES = {"setup": "spac.models.setup"}
+_PLACES = {"setup": "spac.models.setup", "completion": "spac.cli.completion"}
 """The modules of commands that share a room with another one."""
 
 ELSEWHERE = {

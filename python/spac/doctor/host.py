@@ -26,6 +26,7 @@ EXTRAS = {
     ),
     "hf": ("huggingface_hub",),
     "ray": ("ray",),
+    "completion": ("shtab",),
 }  # fmt: skip
 """The modules behind the optional parts, by the name of their extra."""
 
