@@ -171,6 +171,6 @@ def test_the_figures_on_one_line(dialogue):
     assert dialogue.status() == ""
     said(dialogue, "def walk(top):")
     line = dialogue.status()
-    for part in ("tok/s", "acceptance", "hit rate", "GPU", "CPU", "context"):
+    for part in ("tok/s", "acceptance", "hit rate", "simulated device", "CPU", "context"):
         assert part in line
     assert "\n" not in line

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from pathlib import Path
+
+from spac.cli.completion import parser_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 PROGRAMS = (
+    "setup",
     "run",
     "chat",
     "serve",
@@ -16,6 +18,7 @@ PROGRAMS = (
     "report",
     "models",
     "doctor",
+    "completion",
     "rpc-server",
 )
 
@@ -48,20 +51,6 @@ def page() -> str:
             if titles[option, text] == title:
                 lines.append(f"| {option} | {text} | {', '.join(names)} |")
     return "\n".join(lines) + "\n"
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a program."""
-    name = name.replace("-", "_")
-    for module in (f"spac.{name}", f"spac.{name}.app"):
-        try:
-            make = getattr(importlib.import_module(module), "make_parser", None)
-        except ModuleNotFoundError:
-            continue
-        if make is not None:
-            parser: argparse.ArgumentParser = make()
-            return parser
-    raise LookupError(f"spac {name} has no make_parser()")
 
 
 def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str] | None:

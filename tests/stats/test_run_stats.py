@@ -90,6 +90,12 @@ def test_what_cannot_be_known_is_null():
         assert data[name] is None
 
 
+@pytest.mark.parametrize(("simulated", "word"), [(True, "simulated device 75"), (False, "GPU 75")])
+def test_a_simulated_device_is_called_no_gpu(simulated, word):
+    stats = RunStats.of(dataclasses.replace(SETTING, device_is_simulated=simulated), METER)
+    assert word in stats.table()
+
+
 @pytest.mark.parametrize("meter", [METER, Meter()])
 def test_the_table_has_a_line_for_every_subject(meter):
     lines = RunStats.of(SETTING, meter).table().splitlines()

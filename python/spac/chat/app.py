@@ -100,6 +100,8 @@ class App:
             conversation.system = as_text(options.system, "--system")
         chat_options = read_chat_options(options)
         target, draft, demo = models(options)
+        if demo:
+            self._talk.note("the demo pair knows Python code alone: `spac setup` finds a model for you")
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.chat.dialogue import Dialogue  # imported late: these modules load the library
         from spac.chat.format import ChatFormat
@@ -121,8 +123,6 @@ class App:
             dialogue.files += [each for each in inputs if each[1] != options.load]  # that one may be replaced
             for note in dialogue.notes:
                 self._talk.note(note)
-            if demo:
-                self._talk.note("the demo pair knows Python code alone: --target FILE names another model")
             if self._interactive:
                 self._talk.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             dialogue.on_reading = self._talk.reads(engine) if isinstance(display, Plain) else None

@@ -297,7 +297,7 @@ class Dialogue:
             parts.append(f"acceptance {stats.acceptance:.0%}")
         if stats.hit_rate is not None and stats.gpu_share is not None and stats.cpu_share is not None:
             parts.append(f"hit rate {stats.hit_rate:.0%}")
-            parts.append(f"GPU {stats.gpu_share:.0%} / CPU {stats.cpu_share:.0%}")
+            parts.append(f"{stats.device_word} {stats.gpu_share:.0%} / CPU {stats.cpu_share:.0%}")
         parts.append(f"context {stats.prompt_tokens + stats.generated_tokens}/{stats.context}")
         return " · ".join(parts)
 

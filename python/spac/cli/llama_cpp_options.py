@@ -177,7 +177,7 @@ _ACCEPTED = [
 ]
 _REFUSED = [
     *_refused(
-        "name the model: give --hf-repo OWNER/REPO or --target FILE",
+        "name the model: give --hf-repo OWNER/REPO or --target FILE, or a short name such as gpt-oss-20b",
         "--gpt-oss-20b-default --gpt-oss-120b-default --fim-qwen-1.5b-default --fim-qwen-3b-default "
         "--fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default "
         "--vision-gemma-4b-default --vision-gemma-12b-default --embd-gemma-default",

@@ -17,6 +17,7 @@ from spac.config.overrides import parse_overrides
 from spac.config.sampling import parse_bias, sampler_names
 from spac.config.values import Adapter
 from spac.errors import InputError
+from spac.model import known
 from spac.model.hub import Access, Name, fetch
 
 __all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "parsed", "read_config"]
@@ -237,7 +238,8 @@ def add_hub(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models by name, downloaded once (pip install 'spac[hf]')")
     group.add_argument(
         "--hf-repo", "-hf", "-hfr", metavar=NAMED, type=_name,
-        help="the model, in place of --target (default of QUANT: Q4_K_M, else Q8_0, else the first file)",
+        help="the model, in place of --target, or a short name such as gpt-oss-20b (default of QUANT: "
+        "Q4_K_M, else Q8_0, else the first file)",
     )  # fmt: skip
     group.add_argument("--hf-file", "-hff", metavar="FILE", help="the model's file in --hf-repo, in place "
                        "of QUANT; the first one of a split model")  # fmt: skip
@@ -263,6 +265,11 @@ def draft_of(options: argparse.Namespace) -> Path | None:
 
 def _file(options: argparse.Namespace, role: str, name: Name | None, file: str = "") -> Path | None:
     path: Path | None = getattr(options, role, None)
+    if name is None and path is not None and not path.exists():
+        if short := known.hub_name(str(path)):
+            path, name = None, Name.parse(short)
+        elif path.suffix != ".gguf" and (close := known.near(str(path))):
+            raise InputError(f"{path}: there is no such file or short name; did you mean {close}?")
     if name is None:
         return path
     if path is not None:

@@ -12,9 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from spac import env
+from spac.cli import config_file
 from spac.cli.llama_cpp_environment import options_of
 from spac.cli.llama_cpp_options import foreign_options
-from spac.errors import one_line
+from spac.errors import InputError, one_line
+from spac.model import known
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -46,17 +49,16 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments as argparse does. argparse's `parse_args` calls this too."""
         given = sys.argv[1:] if args is None else args
-        found, rest = super().parse_known_args(
-            [*self._from_environment(), *self._spelled_out(deque(given))], namespace
-        )
+        words = [*self._from_environment(), *self._spelled_out(deque(given))]
+        found, rest = super().parse_known_args([*self._from_file(words), *words], namespace)
         if len(rest) == 1 and self._take_model(found, rest[0]):
             return found, []
         if rest:
-            self.error(f"'{rest[0]}' belongs to no option{self._remedy()}")
+            self.error(f"'{rest[0]}' belongs to no option{self._remedy(rest[0])}")
         return found, rest
 
     def _take_model(self, found: argparse.Namespace, word: str) -> bool:
-        """Take a word without an option for the model, a file or OWNER/REPO[:QUANT], if it looks like one."""
+        """Take a word without an option for the model, if it looks like a file or like a model's name."""
         flag = "--target" if word.endswith(".gguf") or os.path.isfile(word) else "--hf-repo"
         action = self._option_string_actions.get(flag)
         if action is None or any(getattr(found, name, None) is not None for name in ("target", "hf_repo")):
@@ -77,6 +79,26 @@ class Parser(argparse.ArgumentParser):
             i += 2 if action is not None and action.nargs != 0 else 1
         rest = list(words[i:])
         return list(words[:i]), rest[1:] if rest[:1] == ["--"] else rest
+
+    def _from_file(self, words: list[str]) -> list[str]:
+        """Return the options of the user's file of defaults, and note which there are.
+
+        What belongs to the file's model is left out if `words` name another one.
+        """
+        if not {"-h", "--help"}.isdisjoint(words):  # help comes with a faulty file too
+            return []
+        try:
+            options = config_file.options_of(self, self.prog.rpartition(" ")[2])
+        except InputError as error:
+            self.exit(2, f"{self.prog}: error: {error}\n")
+        if not options:
+            return []
+        found, rest = super().parse_known_args(words)
+        if rest or any(getattr(found, name, None) is not None for name in ("target", "hf_repo")):
+            options = config_file.without_model(options)
+        given = ", ".join(dict.fromkeys(word.partition("=")[0] for _, word in options))
+        self.notes += [f"{env.config_file()} gives {given}"] if given else []
+        return [word for _, word in options]
 
     def _from_environment(self) -> list[str]:
         """Return the arguments that llama-server's variables stand for, and note which were used."""
@@ -143,10 +165,12 @@ class Parser(argparse.ArgumentParser):
             self.error(f"argument {name}: expected one argument")
         self.notes.append(f"{name}: {foreign.note}")
 
-    def _remedy(self) -> str:
-        known = self._option_string_actions
+    def _remedy(self, word: str) -> str:
+        there = self._option_string_actions
         uses = {"--target": "one model file needs no option", "--prompt": "a prompt is given with --prompt"}
-        told = [text for flag, text in uses.items() if flag in known]
+        if "--hf-repo" in there and (close := known.near(word)) and not known.hub_name(word):
+            return f" and is no model's name; did you mean {close}?"
+        told = [text for flag, text in uses.items() if flag in there]
         return f": {', '.join(told)}" if told else ""
 
     def _hint(self, name: str) -> str:

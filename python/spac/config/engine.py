@@ -350,6 +350,13 @@ class EngineConfig(ContextConfig):
         return f"{flags}: not used, for nothing drafts{remedy}"
 
     @property
+    def unused_on_cpu(self) -> str:
+        """A note on options of a device's memory that are given without a device; "" if there are none."""
+        given = [] if self.slots.is_auto else [f"--slots {self.slots}"]
+        given += [] if self.vram_limit is None else [f"--vram-limit {self.vram_limit}"]
+        return f"{', '.join(given)}: not used, for everything runs on the CPU" if given else ""
+
+    @property
     def draft_types(self) -> tuple[str, ...]:
         """The ways to draft, with defaults resolved; empty without speculation."""
         if self.longest_draft == 0:

@@ -111,9 +111,13 @@ def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = Non
     from spac.model.whole import all_fit
 
     room = device_room(limit)
-    if room is None or room.device is None:
+    if room is None:
+        if limit is not None:
+            why = f"{limit.share or 0:.0%} of no card: give the size of one, such as --vram-limit 8G"
+            yield Finding("vram", "off", "none", why)
         return
-    if room.device.shares_host_memory and target is None and limit is None:
+    simulated = room.device is not None and room.device.shares_host_memory
+    if simulated and target is None and limit is None:
         return
     of = f" of the {size(room.allowed)} that --vram-limit allows" if limit is not None else ""
     yield Finding("vram", "ok", f"{room.names}: room for {size(room.free)}{of}, a margin left free")

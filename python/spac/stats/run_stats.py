@@ -200,6 +200,11 @@ class RunStats:
     temp: float
 
     @property
+    def device_word(self) -> str:
+        """What the device's share of the work is called: a simulated device is no GPU."""
+        return "simulated device" if self.device_is_simulated else "GPU"
+
+    @property
     def cached_tokens(self) -> int:
         """The number of prompt tokens that were in the context or restored to it."""
         return max(0, self.prompt_tokens - self.prefilled_tokens)

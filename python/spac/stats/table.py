@@ -94,7 +94,7 @@ def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
         ("scheduler", _scheduler(stats)),
         *([("lookahead", _lookahead(stats))] if stats.lookahead else []),
         *([("misses", _misses(stats))] if stats.miss != "cpu" else []),
-        ("share", f"GPU {percent(stats.gpu_share)}, CPU {percent(stats.cpu_share)}"),
+        ("share", f"{stats.device_word} {percent(stats.gpu_share)}, CPU {percent(stats.cpu_share)}"),
         (
             "moved",
             f"{size(moved['uploads'])} in {stats.uploads} uploads ({stats.evictions} evictions"
