@@ -187,7 +187,7 @@ def _lines(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
     from spac.model.expected_speed import SOURCES
 
     if room is None:
-        yield "no device: the CPU computes everything; --vram-limit 8G shows what a card of 8 GiB would hold"
+        yield "no GPU: the CPU computes everything; --vram-limit 8G shows what a GPU of 8 GiB would hold"
     else:
         yield f"{room.names}: room for {size(room.free)}, contexts not counted"
     memory = f"memory (of {size(host_memory.available())})"
