@@ -211,7 +211,7 @@ SIMULATED_DEVICE = Pairs(
 FORM = Parts(
     "SPAC_FORM",
     {
-        "masks": "The device reads the ids masks itself. Without it, the CPU lists the resident experts, and "
+        "masks": "The device reads the ids masks itself. Without it, the CPU lists the experts in slots, and "
         "the device waits. CUDA, whose kernels have been tried, and the simulated device do this.",
         "ahead": "The work after the CPU's part of a layer is queued on the device before the CPU is done. "
         "GPUs do this. The simulated device does not, because it shares the CPU's cores.",

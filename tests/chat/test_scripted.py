@@ -21,13 +21,14 @@ from tools.models.tokenizer import n_tokens
 
 def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):
     file = tmp_path / "chat.json"
-    done = chat("import os \\", "import sys", "/stats", "import re", f"/save {file}", options=("-n", 6))
+    lines = ("import os \\", "import sys", "/stats", "import re", "/stats full", f"/save {file}")
+    done = chat(*lines, options=("-n", 6))
     assert done.code == 0
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     assert messages[0]["content"] == "import os \nimport sys"
     assert done.out == "".join(message["content"] + "\n" for message in messages[1::2])
-    for part in ("no chat template", "tok/s", "acceptance", "hit rate", "context", "speculation", "saved 2"):
+    for part in ("no chat template", "tokens/s", "acceptance", "to change", "speculation", "saved 2"):
         assert part in done.err
 
 
@@ -67,6 +68,7 @@ def test_commands_that_cannot_be(chat):
         "/save": "needs FILE",
         "/reset all": "takes nothing",
         "/stats": "no answer yet",
+        "/stats all": "full or nothing",
         "/load /no/such.json": "/no/such.json: cannot be read",
         "/save /no/such/folder/x": "cannot be written",
         "/scheduler lrux": "lru, static",

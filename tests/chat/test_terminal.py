@@ -128,7 +128,7 @@ def test_three_times_ctrl_c_loses_nothing(terminal, tmp_path):
     (tmp_path / "template").write_text(TEMPLATE)
     chat = terminal("-n", "1900", "--ignore-eos", "--chat-template-file", "template")
     chat.child.send("import os\r")
-    chat.child.expect("tok/s")  # the figures below the growing answer
+    chat.child.expect("tokens/s")  # the figures below the growing answer
     for _ in range(3):
         chat.child.kill(signal.SIGINT)
     chat.ready()

@@ -50,11 +50,11 @@ def test_its_first_two_commands_are_the_installations():
     assert second.endswith("python -m pytest\n")
 
 
-def test_it_has_ten_options():
-    section = README[README.index("## The ten options") : README.index("## How it works")]
-    assert len(rows(section)) == 10
+def test_it_has_four_options():
+    section = README[README.index("## The four options") : README.index("## How it works")]
+    assert len(rows(section)) == 4
     named = options_in("\n".join(row[0] for row in rows(section)))
-    assert {"--target", "--draft", "--slots", "--vram-limit", "--scheduler", "--device", "--stats"} <= named
+    assert {"--target", "--slots", "--vram-limit", "--ctx"} <= named
 
 
 @pytest.mark.parametrize("name", ["README.md", *sorted(PAGES)])

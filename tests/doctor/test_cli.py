@@ -26,6 +26,14 @@ def test_the_help_names_all_commands(capsys):
     assert capsys.readouterr() == ("", out)
 
 
+def test_help_with_a_command_is_the_commands_help(capsys):
+    for words in (["help", "report"], ["report", "--help"]):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0
+        assert "RECORDING" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

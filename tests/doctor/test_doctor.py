@@ -45,8 +45,10 @@ def test_as_json_and_as_lines(capsys, monkeypatch, findings):
     report = json.loads(capsys.readouterr().out)
     assert report["healthy"]
     assert [finding["name"] for finding in report["findings"]] == list(findings)
+    assert report["verdict"].startswith("Models run here on ")
     assert main([]) == 0
     out = capsys.readouterr().out
+    assert out.splitlines()[:2] == [report["verdict"], ""]
     for finding in findings.values():
         assert finding.found in out
         assert finding.why in out

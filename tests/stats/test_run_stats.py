@@ -123,6 +123,27 @@ def test_the_table_in_words():
     assert "1 CPU thread\n" in table + "\n"
 
 
+def test_the_summary_is_three_lines():
+    on_gpu = dataclasses.replace(
+        SETTING, device="CUDA0", device_is_simulated=False, vram_bytes=82 * 10**8, vram_limit=12 * 10**9
+    )
+    speed, computed, change = RunStats.of(on_gpu, METER).summary().splitlines()
+    assert speed == "speed       10 tokens/s, first token after 750 ms; 20 tokens, stopped at --max-tokens"
+    assert computed == (
+        "computed    GPU 75.0%, CPU 25.0% of the expert work, hit rate 75.0%; "
+        "8.2 GB of 12 GB allowed on CUDA0"
+    )
+    assert change.startswith("to change   nothing yet")
+    assert len(RunStats.of(SETTING, Meter()).summary().splitlines()) == 3
+
+
+def test_the_summary_names_no_gpu_where_there_is_none():
+    assert "GPU 75" not in RunStats.of(SETTING, METER).summary() + RunStats.of(SETTING, METER).table()
+    on_cpu = dataclasses.replace(SETTING, device="cpu", device_is_simulated=False, n_experts=0)
+    [_, computed, _] = RunStats.of(on_cpu, Meter()).summary().splitlines()
+    assert computed == "computed    all on the CPU"
+
+
 def test_figures_as_text():
     assert [number(v) for v in (None, 0, 1234.5, 999.6, 12.345, 0.00123)] == [
         "–", "0", "1,234", "1,000", "12.3", "0.00123",

@@ -194,7 +194,8 @@ class App:
 
     def _show(self, text: str) -> None:
         if not self._talk.quiet:
-            say(f"\033[2m{text}\033[0m" if sys.stderr.isatty() and not env.NO_COLOR.get() else text)
+            is_dim = sys.stderr.isatty() and not env.NO_COLOR.get()
+            say(text, style="\033[2m{}\033[0m" if is_dim else "{}")
 
     def _refuse(self, error: Exception) -> None:
         if not self._interactive and self._code != FAULT:

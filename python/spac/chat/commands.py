@@ -118,10 +118,13 @@ def _load(dialogue: Dialogue, argument: str) -> str:
     return f"loaded {len(dialogue.conversation.exchanges)} exchanges from {path}"
 
 
-def _stats(dialogue: Dialogue, _argument: str) -> str:
+def _stats(dialogue: Dialogue, argument: str) -> str:
+    if argument not in ("", "full"):
+        raise InputError(f"/stats needs full or nothing, not '{one_line(argument)}'")
     if dialogue.generation is None:
         raise InputError("/stats: there was no answer yet")
-    return dialogue.generation.stats.table()
+    stats = dialogue.generation.stats
+    return stats.table() if argument else stats.summary()
 
 
 def _scheduler(dialogue: Dialogue, argument: str) -> str:
@@ -169,7 +172,7 @@ COMMANDS = {
     "image": Command("FILE", "show an image with the next message, to a model with --mmproj", _image),
     "save": Command("FILE", "write the conversation, as JSON", _save),
     "load": Command("FILE", "go on with a saved conversation", _load),
-    "stats": Command("", "the figures of the last answer", _stats),
+    "stats": Command("[full]", "the figures of the last answer, in three lines or in full", _stats),
     "scheduler": Command("NAME", "another scheduler, from the next answer on", _scheduler),
     "draft-length": Command("N|auto", "tokens drafted per step, from the next answer on", _draft_length),
     "set": Command("NAME VALUE", "a sampling option, such as temp 0.7, from the next answer on", _set),

@@ -16,6 +16,7 @@ from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.program import as_text, read_image
 from spac.errors import InputError, one_line
 from spac.machine.files import unreadable
+from spac.stats.words import side
 
 if TYPE_CHECKING:
     from spac._core import ChatPrompt
@@ -292,12 +293,13 @@ class Dialogue:
             return f"reading: {reading.done} of {reading.total} tokens{reading.left}"
         stats, parts = self.generation.stats, ["reasoning"] if self._said.is_reasoning else []
         if stats.tokens_per_second is not None:
-            parts.append(f"{stats.tokens_per_second:.1f} tok/s")
+            parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
         if stats.acceptance is not None:
             parts.append(f"acceptance {stats.acceptance:.0%}")
         if stats.hit_rate is not None and stats.gpu_share is not None and stats.cpu_share is not None:
             parts.append(f"hit rate {stats.hit_rate:.0%}")
-            parts.append(f"{stats.device_word} {stats.gpu_share:.0%} / CPU {stats.cpu_share:.0%}")
+            device = side(stats.device_is_simulated)
+            parts.append(f"{device} {stats.gpu_share:.0%} / CPU {stats.cpu_share:.0%}")
         parts.append(f"context {stats.prompt_tokens + stats.generated_tokens}/{stats.context}")
         return " · ".join(parts)
 

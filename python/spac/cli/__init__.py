@@ -51,13 +51,13 @@ def usage() -> str:
     lines = [
         "usage: spac COMMAND [OPTIONS]",
         "",
-        "Mixture-of-Experts models split between a device and the CPU, with",
+        "Mixture-of-Experts models split between the GPU and the CPU, with",
         "speculative decoding.",
         "",
         *(f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()),
         "",
-        "`spac COMMAND --help` lists a command's options, `spac --version` tells the",
-        "version.",
+        "`spac COMMAND --help` lists a command's options that matter most and the groups",
+        "of the others. `spac --version` tells the version.",
     ]
     return "\n".join(lines)
 
@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `spac COMMAND …`, and return the command's exit code, or 2 if there is no such command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given else ""
-    if name == "help" and given[1:]:
-        return main([given[1], "--help"])
+    if name == "help" and len(given) > 1:
+        return main([given[1], "--help", *given[2:]])
     if name in ("-h", "--help", "help"):
         print(usage())
         return 0

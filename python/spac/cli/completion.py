@@ -32,11 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guarded(parser, options, lambda: _complete(options.shell))
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
+def parser_of(name: str) -> Parser:
     """Return the parser of a command."""
     for module in (module_of(name), f"{module_of(name)}.app"):
         if (make := getattr(importlib.import_module(module), "make_parser", None)) is not None:
-            parser: argparse.ArgumentParser = make()
+            parser: Parser = make()
             return parser
     raise LookupError(f"spac {name} has no make_parser()")
 

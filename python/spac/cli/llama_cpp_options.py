@@ -58,18 +58,18 @@ def _refused(
 
 _ACCEPTED = [
     *_accepted(
-        "every expert is in host memory, and --slots says how many are on the device too",
+        "every expert is in host memory, and --slots says how many are on the GPU too",
         "--cpu-moe -cmoe --cpu-moe-draft -cmoed --spec-draft-cpu-moe",
         "--n-cpu-moe -ncmoe --n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe",
     ),
     *_accepted(
-        "not needed: experts are in host memory and in slots (--slots), the rest is on the device "
+        "not needed: experts are in host memory and in slots (--slots), the rest is on the GPU "
         "(--gpu-layers)",
         "",
         "--override-tensor -ot --override-tensor-draft -otd --spec-draft-override-tensor",
     ),
     *_accepted(
-        "not needed: --slots auto fills what the device has left, and --vram-limit says how much that is",
+        "not needed: --slots auto fills what the GPU has left, and --vram-limit says how much that is",
         "",
         "--fit -fit --fit-target -fitt --fit-ctx -fitc --fit-print -fitp",
     ),

@@ -135,17 +135,17 @@ class EngineConfig(ContextConfig):
         "drafts", "--draft-p-min", "--spec-draft-p-min", range=Range(0, 1),
     )  # fmt: skip
     slots: Parsed[Slots, Slots | str | int | float] = option(
-        "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto",
+        "auto", f"experts in slots on the GPU: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto",
         parse=Slots.parse,
     )  # fmt: skip
     vram_limit: Parsed[VramLimit | None, VramLimit | str | int | float | None] = option(
-        None, "memory of the device that spac takes at most (weights, contexts, slots and the rest), as if "
-        f"the card had no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
+        None, "GPU memory that spac takes at most (weights, contexts, slots and the rest), as if the GPU had "
+        f"no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
         parse=VramLimit.parse,
     )  # fmt: skip
     scheduler: Parsed[SchedulerChoice | Scheduler, SchedulerChoice | Scheduler | str] = option(
         "logistic",
-        f"what decides which experts are resident: {', '.join(scheduler_names())}; with options as in "
+        f"what decides which experts are in slots: {', '.join(scheduler_names())}; with options as in "
         "moe-spac:levels=8,balance=off",
         "--scheduler",
         metavar="NAME[:KEY=VALUE,...]",
@@ -220,7 +220,7 @@ class EngineConfig(ContextConfig):
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
     miss: str = option(
-        "cpu", "where a step computes experts that are not resident: cpu, or load (they are copied to "
+        "cpu", "where a step computes experts that are not in slots: cpu, or load (they are copied to "
         "the device within their layer, as in other programs' expert caches)",
         "--miss", choices=MISS_WORDS,
     )  # fmt: skip

@@ -55,6 +55,7 @@ from spac.llama_cpp_python.pair import (
 )
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling, check_grammar
 from spac.llama_cpp_python.several import PerThread, Record, refuse_alone
+from spac.machine.terminal import wrapped
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import ModelInfo, check_model
@@ -209,7 +210,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         for note in self.notes:
             log.info("%s", note)
             if self.verbose:
-                print(f"spac: {note}", file=sys.stderr)
+                print(wrapped(f"spac: {note}", sys.stderr), file=sys.stderr)
 
     def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
         """Run llama_cpp's own initialization; an error of the library is raised with its reason."""

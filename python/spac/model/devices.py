@@ -239,8 +239,8 @@ class DeviceRoom:
 
     @property
     def names(self) -> str:
-        """The devices' names; "a card" for one that a limit alone describes."""
-        return " and ".join(device.name for device in self.devices) or "a card"
+        """The devices' names; "a GPU" for one that a limit alone describes."""
+        return " and ".join(device.name for device in self.devices) or "a GPU"
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _drafts(name: str, info: ModelInfo, names: Sequence[str]) -> Iterator[str]:
 def head(room: DeviceRoom | None, contexts: str = "contexts not counted") -> str:
     """Return a line on the devices' memory."""
     if room is None:
-        return "no device: the CPU computes everything; --vram-limit 8G shows what a card of 8 GiB would hold"
+        return "no GPU: the CPU computes everything; --vram-limit 8G shows what a GPU of 8 GiB would hold"
     return f"{room.names}: room for {size(room.free)}, {contexts}"
 
 
