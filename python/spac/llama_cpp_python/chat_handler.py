@@ -237,7 +237,7 @@ def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> 
             for delta in answer.finish():
                 yield chunk(_delta(delta))
             yield chunk({}, _reason(reason, answer))
-    if counted is not None and counted.stats is not None:
+    if counted is not None:
         stats = counted.stats
         usage = {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.generated_tokens}
         details = {"prompt_tokens_details": {"cached_tokens": stats.cached_tokens}}

@@ -1,0 +1,61 @@
+"""The typed arguments of `spac.Llama` are those of llama_cpp and of `EngineConfig`, by name and by type."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import llama_cpp
+import llama_cpp.llama_chat_format
+import llama_cpp.llama_speculative
+import llama_cpp.llama_tokenizer
+import pytest
+
+import spac
+from spac.config import EngineConfig
+from spac.config.fields import Parsed
+from spac.errors import InputError
+from spac.llama_cpp_python.arguments import EngineArguments, LlamaCppArguments
+from spac.llama_cpp_python.names import OPTIONS
+from tests.llama_cpp_python.conftest import TARGET
+
+LLAMA_CPP = {
+    **vars(llama_cpp.llama_chat_format), **vars(llama_cpp.llama_speculative), **vars(llama_cpp.llama_tokenizer)
+}  # fmt: skip
+
+
+def or_none(kind: Any) -> Any:
+    """Return the type of what a user gives for a type, where None means the default."""
+    given = get_args(kind)[1] if get_origin(kind) is Parsed else kind
+    return Union[given, None]  # noqa: UP007  (equal to what get_type_hints makes of "given | None")
+
+
+def test_llama_cpps_arguments() -> None:
+    init = llama_cpp.Llama.__init__
+    names = [name for name in inspect.signature(init).parameters if name not in ("self", "model_path", "kwargs")]
+    hints = get_type_hints(init)
+    assert get_type_hints(LlamaCppArguments, localns=LLAMA_CPP) == {
+        name: or_none(hints[name]) for name in names
+    }
+
+
+def test_the_engines_arguments() -> None:
+    hints = get_type_hints(EngineConfig, localns={"Scheduler": spac.scheduler.Scheduler})
+    assert get_type_hints(EngineArguments) == {name: or_none(hints[name]) for name in OPTIONS}
+
+
+def test_the_signature_names_them_all() -> None:
+    parameters = inspect.signature(spac.Llama).parameters
+    assert list(parameters) == ["model_path", *LlamaCppArguments.__annotations__, *OPTIONS]
+    assert parameters["n_batch"].default == 512
+    assert (parameters["slots"].default, parameters["draft"].default) == ("auto", None)
+    shown = pydoc.render_doc(spac.Llama, renderer=pydoc.plaintext)
+    for text in ("model_path: str", "n_ctx: int = 512", "slots: ", "draft_length: "):
+        assert text in shown
+
+
+def test_a_slip_of_the_pen_has_one_line() -> None:
+    with pytest.raises(InputError) as raised:
+        spac.Llama(str(TARGET), slot="25%")  # type: ignore[call-arg]
+    assert str(raised.value) == "Llama() has no 'slot'; did you mean 'slots'?"
