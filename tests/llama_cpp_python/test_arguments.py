@@ -20,9 +20,8 @@ from spac.llama_cpp_python.arguments import EngineArguments, LlamaCppArguments
 from spac.llama_cpp_python.names import OPTIONS
 from tests.llama_cpp_python.conftest import TARGET
 
-LLAMA_CPP = {
-    **vars(llama_cpp.llama_chat_format), **vars(llama_cpp.llama_speculative), **vars(llama_cpp.llama_tokenizer)
-}  # fmt: skip
+MODULES = llama_cpp.llama_chat_format, llama_cpp.llama_speculative, llama_cpp.llama_tokenizer
+"""The modules of the types that arguments.py imports for type checkers alone."""
 
 
 def or_none(kind: Any) -> Any:
@@ -33,11 +32,10 @@ def or_none(kind: Any) -> Any:
 
 def test_llama_cpps_arguments() -> None:
     init = llama_cpp.Llama.__init__
-    names = [name for name in inspect.signature(init).parameters if name not in ("self", "model_path", "kwargs")]
-    hints = get_type_hints(init)
-    assert get_type_hints(LlamaCppArguments, localns=LLAMA_CPP) == {
-        name: or_none(hints[name]) for name in names
-    }
+    _, _, *names, _ = inspect.signature(init).parameters  # without self, model_path and kwargs
+    hints, known = get_type_hints(init), {name: kind for each in MODULES for name, kind in vars(each).items()}
+    typed = get_type_hints(LlamaCppArguments, localns=known)
+    assert typed == {name: or_none(hints[name]) for name in names}
 
 
 def test_the_engines_arguments() -> None:
