@@ -48,7 +48,7 @@ def test_the_signature_names_them_all() -> None:
     assert list(parameters) == ["model_path", *LlamaCppArguments.__annotations__, *OPTIONS]
     assert parameters["n_batch"].default == 512
     assert (parameters["slots"].default, parameters["draft"].default) == ("auto", None)
-    shown = pydoc.render_doc(spac.Llama, renderer=pydoc.plaintext)
+    shown = pydoc.plain(pydoc.render_doc(spac.Llama))
     for text in ("model_path: str", "n_ctx: int = 512", "slots: ", "draft_length: "):
         assert text in shown
 
