@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pydoc
+import types
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import llama_cpp
@@ -24,23 +25,34 @@ MODULES = llama_cpp.llama_chat_format, llama_cpp.llama_speculative, llama_cpp.ll
 """The modules of the types that arguments.py imports for type checkers alone."""
 
 
+def parts(kind: Any) -> Any:
+    """Return a type as tuples and sets, which are equal for list[int] and typing.List[int]."""
+    inner = [parts(each) for each in get_args(kind)]
+    if get_origin(kind) in (Union, types.UnionType):
+        return frozenset(inner)
+    return (get_origin(kind), *inner) if inner else kind
+
+
 def or_none(kind: Any) -> Any:
-    """Return the type of what a user gives for a type, where None means the default."""
-    given = get_args(kind)[1] if get_origin(kind) is Parsed else kind
-    return Union[given, None]  # noqa: UP007  (equal to what get_type_hints makes of "given | None")
+    """Return the parts of the type of what a user gives for a field, where None means the default."""
+    given = parts(get_args(kind)[1] if get_origin(kind) is Parsed else kind)
+    return frozenset({type(None)} | (given if isinstance(given, frozenset) else {given}))
+
+
+def parts_of_all(arguments: Any, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {name: parts(kind) for name, kind in get_type_hints(arguments, localns=known).items()}
 
 
 def test_llama_cpps_arguments() -> None:
     init = llama_cpp.Llama.__init__
     _, _, *names, _ = inspect.signature(init).parameters  # without self, model_path and kwargs
     hints, known = get_type_hints(init), {name: kind for each in MODULES for name, kind in vars(each).items()}
-    typed = get_type_hints(LlamaCppArguments, localns=known)
-    assert typed == {name: or_none(hints[name]) for name in names}
+    assert parts_of_all(LlamaCppArguments, known) == {name: or_none(hints[name]) for name in names}
 
 
 def test_the_engines_arguments() -> None:
     hints = get_type_hints(EngineConfig, localns={"Scheduler": spac.scheduler.Scheduler})
-    assert get_type_hints(EngineArguments) == {name: or_none(hints[name]) for name in OPTIONS}
+    assert parts_of_all(EngineArguments) == {name: or_none(hints[name]) for name in OPTIONS}
 
 
 def test_the_signature_names_them_all() -> None:
@@ -49,7 +61,7 @@ def test_the_signature_names_them_all() -> None:
     assert parameters["n_batch"].default == 512
     assert (parameters["slots"].default, parameters["draft"].default) == ("auto", None)
     shown = pydoc.plain(pydoc.render_doc(spac.Llama))
-    for text in ("model_path: str", "n_ctx: int = 512", "slots: ", "draft_length: "):
+    for text in ("model_path: 'str'", "n_ctx: 'int' = 512", "slots: 'Slots | ", "draft_length: 'int "):
         assert text in shown
 
 

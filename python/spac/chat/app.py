@@ -102,8 +102,8 @@ class App:
         target, draft, demo = models(options)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.chat.dialogue import Dialogue  # imported late: these modules load the library
-        from spac.chat.format import ChatFormat
         from spac.engine import Engine
+        from spac.engine.chat_format import ChatFormat
 
         with interrupt.Interrupt(lambda: interrupt.leave):
             engine = Engine(config, progress=self._talk.progress)

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.chat.conversation import Conversation, Exchange
-from spac.chat.messages import has_images, with_markers
 from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.program import as_text, read_image
+from spac.engine.chat_messages import has_images, with_markers
 from spac.errors import InputError, one_line
 from spac.machine.files import unreadable
 
 if TYPE_CHECKING:
     from spac._core import ChatPrompt
-    from spac.chat.format import Answer, ChatFormat, Delta
     from spac.engine import Engine
+    from spac.engine.chat_format import Answer, ChatFormat, Delta
     from spac.engine.generation import Generation, Prompt
 
 ROOM_SHARE = 4  # the context divided by this stays free for the answer

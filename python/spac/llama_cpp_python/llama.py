@@ -29,11 +29,11 @@ from llama_cpp.llama import LlamaState, LogitsProcessorList
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from spac import _core
-from spac.chat.format import ChatFormat
 from spac.chat.options import DEFAULTS
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.engine import DEFAULT_CONTEXT
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from spac.llama_cpp_python.arguments import Arguments, LlamaCppArguments, signature
 from spac.llama_cpp_python.call_lock import CallLock, Stream
@@ -365,7 +365,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._use_context(keeps=not resets)
         experts = self._engine.experts if self._engine is not None else None
         n_prompt = len(given["tokens"])
-        self._run = run = LoopRun(self._setting(sampling.temp), experts, n_prompt, sampling.logprobs)
+        self._run = run = LoopRun(
+            self._setting(sampling.temp), experts, n_prompt, self.target.is_end, sampling.logprobs
+        )
         if isinstance(sampling.grammar, ChatGrammar):
             given["grammar"] = sampling.grammar.instead
         check_grammar(self.model, given.get("grammar"))
