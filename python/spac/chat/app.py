@@ -149,12 +149,14 @@ class App:
     def _converse(self, dialogue: Dialogue, source: Source, display: Display) -> None:
         while True:
             try:
-                text = as_text(source.read(), "the message")
+                draft, dialogue.draft = dialogue.draft, None
+                text = as_text(source.read(draft or ""), "the message")
                 if is_command(text):
                     self._follow(dialogue, text, display)
                 elif text:
                     forgotten = dialogue.n_forgotten
-                    pieces = dialogue.answer(text.removeprefix("/") if text.startswith("//") else text)
+                    answer = dialogue.answer if draft is None else dialogue.answer_again
+                    pieces = answer(text.removeprefix("/") if text.startswith("//") else text)
                     self._answer(dialogue, pieces, forgotten, display)
             except (EOFError, Leave):
                 return

@@ -70,6 +70,8 @@ class Dialogue:
         self.images: list[str] = []
         """The data: addresses of images that go with the next message."""
         self._quoted = ""  # text files, which go with the next message
+        self.draft: str | None = None
+        """The last message while the user edits it, else None."""
         self.files: Sequence[tuple[str, Path | str]] = ()
         """Files that /save must not replace, and what messages call them."""
         self.generation: Generation | None = None
@@ -147,20 +149,22 @@ class Dialogue:
         """
         return self._answer(self._quoted + text, None)
 
-    def answer_again(self) -> Iterator[Piece]:
-        """Return the pieces of another answer to the last message, which takes the place of the last one.
+    def answer_again(self, text: str | None = None) -> Iterator[Piece]:
+        """Return the pieces of another answer, which takes the place of the last one.
 
-        Its seed is another one. Raise InputError if there was no answer yet.
+        It answers `text` in place of the last message, or that message with another seed. If nothing comes
+        of it, the last message and its answer stay. Raise InputError if there was no answer yet.
         """
         exchanges = self.conversation.exchanges
         if not exchanges:
             raise InputError("/regen: there was no answer yet")
         last, images, quoted = exchanges.pop(), self.images, self._quoted
-        seed = (self._sampling.seed or 0) + 1
-        self._sampling = replace(self._sampling, seed=seed % (2**32 - 1))
+        if text is None:
+            seed = (self._sampling.seed or 0) + 1
+            self._sampling = replace(self._sampling, seed=seed % (2**32 - 1))
         self.images = list(last.images)
         try:
-            return self._answer(last.user, last)
+            return self._answer(last.user if text is None else text, last)
         except BaseException:
             exchanges.append(last)
             raise
