@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.program import as_text, read_image
-from spac.engine.chat_messages import has_images, with_markers
+from spac.engine.generation import as_tokens
 from spac.errors import InputError, one_line
 from spac.machine.files import unreadable
 
@@ -213,18 +213,11 @@ class Dialogue:
 
     def _prompt(self, text: str, skip: int) -> tuple[ChatPrompt, Prompt, int]:
         """Return the prompt without the oldest `skip` exchanges, what is evaluated, and its tokens."""
-        messages: list[Any] = self.conversation.messages(text, skip, self.images)
-        images: list[bytes] = []
-        if has_images(messages):
-            projector = self.engine.projector
-            marker = projector.marker if projector is not None else None
-            messages, images = with_markers(messages, marker, fetches=False)
-        prompt = self._chat.prompt(messages, thinking=self.reasoning, variables=self._variables)
-        if images:
-            seen = self.engine.image_prompt(prompt.text, images)
-            return prompt, seen, seen.tokens.size
-        tokens = self.engine.tokenize(prompt.text)
-        return prompt, tokens, tokens.size
+        messages = self.conversation.messages(text, skip, self.images)
+        prompt, tokens = self.engine.chat_prompt(
+            self._chat, messages, thinking=self.reasoning, variables=self._variables
+        )
+        return prompt, tokens, len(as_tokens(self.engine.target, tokens))
 
     def _fit(self, text: str) -> tuple[ChatPrompt, Prompt]:
         """Return the prompt and its tokens, without the oldest exchanges if no space for an answer is left.

@@ -460,17 +460,13 @@ class Engine:
         `generate` the others. Raise InputError if the template refuses the messages, and if the prompt does
         not fit.
         """
-        chat, images = self._chat_format, list[bytes]()
-        if has_images(messages):
-            marker = self.projector.marker if self.projector is not None else None
-            messages, images = with_markers(messages, marker, fetches=False)
-        prompt = chat.prompt(
-            messages, tools=tools, tool_choice=tool_choice if tools else "none", json_schema=json_schema,
-            thinking=thinking and reasoning_budget != 0, variables=variables,
+        chat = self._chat_format
+        prompt, tokens = self.chat_prompt(
+            chat, messages, tools=tools, tool_choice=tool_choice if tools else "none",
+            json_schema=json_schema, thinking=thinking and reasoning_budget != 0, variables=variables,
         )  # fmt: skip
         generation = self.generate(
-            self.image_prompt(prompt.text, images) if images else prompt.text, max_tokens,
-            stop=(*chat.stop, *prompt.stops), sampling=sampling, chat=prompt,
+            tokens, max_tokens, stop=(*chat.stop, *prompt.stops), sampling=sampling, chat=prompt,
             reasoning_budget=reasoning_budget,
         )  # fmt: skip
         return Chat(generation, chat.answer(prompt, stop))
@@ -478,6 +474,21 @@ class Engine:
     @cached_property
     def _chat_format(self) -> ChatFormat:
         return ChatFormat(self.target)
+
+    def chat_prompt(
+        self, chat: ChatFormat, messages: Sequence[Mapping[str, Any]], **asked: Any
+    ) -> tuple[_core.ChatPrompt, TokenArray | _core.ImagePrompt]:
+        """Return the prompt of messages, which may have images, and what of it is evaluated.
+
+        `asked` are the other arguments of `ChatFormat.prompt`. Raise InputError as `chat` does.
+        """
+        images: list[bytes] = []
+        if has_images(messages):
+            marker = self.projector.marker if self.projector is not None else None
+            messages, images = with_markers(messages, marker, fetches=False)
+        prompt = chat.prompt(messages, **asked)
+        text = prompt.text
+        return prompt, self.image_prompt(text, images) if images else self.tokenize(text)
 
     def _is_mine(self, last: Generation) -> bool:
         """Return True if a new generation of this thread ends the `last` one."""
