@@ -8,9 +8,9 @@ import pytest
 from spac import demo
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.dialogue import Dialogue
-from spac.chat.format import ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from tests.chat.conftest import says
 

@@ -56,7 +56,7 @@ def run(command, folder):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split("\n")[0])

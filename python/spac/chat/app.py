@@ -104,8 +104,8 @@ class App:
             self._talk.note("the demo pair knows Python code alone: `spac setup` finds a model for you")
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.chat.dialogue import Dialogue  # imported late: these modules load the library
-        from spac.chat.format import ChatFormat
         from spac.engine import Engine
+        from spac.engine.chat_format import ChatFormat
 
         with interrupt.Interrupt(lambda: interrupt.leave):
             engine = Engine(config, progress=self._talk.progress)
@@ -149,12 +149,14 @@ class App:
     def _converse(self, dialogue: Dialogue, source: Source, display: Display) -> None:
         while True:
             try:
-                text = as_text(source.read(), "the message")
+                draft, dialogue.draft = dialogue.draft, None
+                text = as_text(source.read(draft or ""), "the message")
                 if is_command(text):
                     self._follow(dialogue, text, display)
                 elif text:
                     forgotten = dialogue.n_forgotten
-                    pieces = dialogue.answer(text.removeprefix("/") if text.startswith("//") else text)
+                    answer = dialogue.answer if draft is None else dialogue.answer_again
+                    pieces = answer(text.removeprefix("/") if text.startswith("//") else text)
                     self._answer(dialogue, pieces, forgotten, display)
             except (EOFError, Leave):
                 return

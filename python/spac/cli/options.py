@@ -12,7 +12,7 @@ from spac.cli.parser import Parser
 from spac.cli.spellings import SPELLINGS, Change, Gather, Spelling
 from spac.config import EngineConfig, Range, SamplingConfig
 from spac.config.context import FLASH_ATTENTION
-from spac.config.fields import option_fields
+from spac.config.fields import help_of, option_fields
 from spac.config.overrides import parse_overrides
 from spac.config.sampling import parse_bias, sampler_names
 from spac.config.values import Adapter
@@ -138,9 +138,8 @@ def add_config(
 
 def _all(config: Any) -> list[Field[Any] | Spelling]:
     """Return a configuration's own fields, then the inherited ones. Spellings follow their field."""
-    inherited = {name for base in config.__bases__ for name in getattr(base, "__dataclass_fields__", ())}
     found: list[Field[Any] | Spelling] = []
-    for item in sorted(option_fields(config), key=lambda item: item.name in inherited):
+    for item in option_fields(config):
         found += [item, *(each for each in SPELLINGS if each.field == item.name)]
     return found
 
@@ -204,13 +203,7 @@ def _type(item: Field[Any]) -> str:
 
 
 def _help(item: Field[Any]) -> str:
-    text = str(item.metadata["help"])
-    if item.metadata["range"] is not None:
-        text += f"; {item.metadata['range']}"
-    is_told = "(default: " in text or isinstance(item.default, bool) or item.default == ""
-    if isinstance(item.default, int | float | str) and not is_told:
-        text += f" (default: {item.default})"
-    return text.replace("%", "%%")
+    return help_of(item).replace("%", "%%")
 
 
 def read_config(

@@ -7,12 +7,12 @@ a range is stated in one place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.config.context import CONTEXT_GROUP, ContextConfig
-from spac.config.fields import Parsed, Range, names_in, option
+from spac.config.fields import Parsed, Range, documented, names_in, option
 from spac.config.remote import addresses, check, layer_counts, slot_devices
 from spac.config.sampling import SamplingConfig
 from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit
@@ -80,11 +80,13 @@ def _chosen(scheduler: SchedulerChoice | Scheduler | str) -> SchedulerChoice | S
     return SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
 
 
+@documented
 @dataclass(frozen=True)
 class EngineConfig(ContextConfig):
-    """The options of an `Engine`. Only `target` has no default.
+    """The options of an `Engine`. `target` has to be given: only programs have a default for it.
 
-    `ContextConfig` declares the options of contexts and models, by llama.cpp's names.
+    `ContextConfig` declares the options of contexts and models, by llama.cpp's names. The texts below are
+    those of the command line. Its options have the fields' names, with hyphens.
     """
 
     target: Path | str = option(
@@ -151,14 +153,14 @@ class EngineConfig(ContextConfig):
         metavar="NAME[:KEY=VALUE,...]",
         parse=_chosen,
     )
-    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
-    keeps_split: str = ""
-    """Why a model whose experts all fit keeps the split, for a note; "" if it may run without."""
-    cpu_expert_layers: int | None = None
-    """The number of layers whose experts stay on the CPU, without the split, as by llama.cpp's --n-cpu-moe.
-
-    It is for comparisons. None means the split.
-    """
+    scheduler_options: Mapping[str, Any] = option(dict, "options of the scheduler, by name")
+    keeps_split: str = option(
+        "", "why a model whose experts all fit keeps the split, for a note; empty if it may run without"
+    )
+    cpu_expert_layers: int | None = option(
+        None, "layers whose experts stay on the CPU, without the split, as by llama.cpp's --n-cpu-moe, for "
+        "comparisons; None means the split",
+    )  # fmt: skip
     device: str = option(
         "auto",
         "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "
@@ -249,13 +251,14 @@ class EngineConfig(ContextConfig):
     timeline: Path | str | None = option(
         None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
     )
-    model_params: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of llama_model_params to set, by llama.cpp's names."""
-    context_params: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of llama_context_params to set, by llama.cpp's names."""
-    most_parallel: int = AUTO_PARALLEL
-    """The most generations at once with a `parallel` of -1."""
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    model_params: Mapping[str, Any] = option(
+        dict, "further fields of llama_model_params to set, by llama.cpp's names"
+    )
+    context_params: Mapping[str, Any] = option(
+        dict, "further fields of llama_context_params to set, by llama.cpp's names"
+    )
+    most_parallel: int = option(AUTO_PARALLEL, "generations at once with a parallel of -1, at most")
+    sampling: SamplingConfig = option(SamplingConfig, "how tokens are chosen, where a call does not say it")
 
     def __post_init__(self) -> None:
         if not self.target:

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from spac import _core
-from spac.chat.messages import image_at
 from spac.config.schema_limits import check_schemas
+from spac.engine.chat_messages import image_at
 from spac.serve import forms
 from spac.serve.refusal import Refusal
 
