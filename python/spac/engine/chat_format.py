@@ -128,8 +128,6 @@ class ChatFormat:
         an assistant's message at the end is the beginning of the answer. Raise InputError with the reason if
         the template refuses the messages or the request is invalid.
         """
-        if tool_choice == "required" and self.is_plain:
-            raise InputError("tool_choice: the plain chat template cannot call tools: give another template")
         before, begun = split_begun(messages, thinking) if continues else (list(messages), None)
         if begun is not None and self.is_plain and text_of(begun):
             begun = {**begun, "content": " " + text_of(begun).lstrip()}  # the plain template writes one space
