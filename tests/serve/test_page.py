@@ -36,7 +36,7 @@ def test_files_need_no_key_and_have_a_strict_policy(server, path):
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert response.headers["x-content-type-options"] == "nosniff"
-    assert "://" not in re.sub(r'"http://www.w3.org[^"]*"', "", text), "no other address is named"
+    assert "://" not in text.replace("http://www.w3.org/", ""), "no other address is named"
     assert " on" not in re.findall(r"<[^>]*\son\w+=", text), "no inline handlers"
     connection.close()
 

@@ -69,6 +69,13 @@ class Page:
     def click(self, selector: str) -> None:
         self.value(f"[...document.querySelectorAll({json.dumps(selector)})].at(-1).click()")
 
+    def press(self, text: str, place: int = -1) -> None:
+        """Click a button of the messages that has this text."""
+        self.value(
+            "[...document.querySelectorAll('article button')]"
+            f".filter((one) => one.textContent === {json.dumps(text)}).at({place}).click()"
+        )
+
     def send(self, text: str, grammar: str) -> None:
         """Type a message and press Enter."""
         self.value(f"window.grammar = {json.dumps(grammar)}, document.getElementById('prompt').focus()")
@@ -91,7 +98,7 @@ def test_a_conversation(page):
     page.send("Add two numbers", saying(REASONED))
     page.wait_for_answer()
     assert page.browser.complaints == []
-    assert page.text("article.user div") == "Add two numbers"
+    assert page.text("article.user .said") == "Add two numbers"
     assert page.text(".text h2") == "Sum"
     assert page.text("pre .nf") == "add"
     assert page.value("getComputedStyle(document.querySelector('pre .k')).color") != page.value(
@@ -112,6 +119,7 @@ def test_a_conversation(page):
     page.wait("document.querySelector('.text').textContent === 'Other.\\n'")
     assert page.value("document.querySelectorAll('article').length") == 2
     assert page.value("sent.at(-1).messages.length") == 1
+    assert page.text(".versions") == "‹ 2/2 ›", "the former answer stays"
 
     page.send("And more", saying("Yes."))
     page.wait("document.querySelectorAll('article').length === 4")
@@ -161,6 +169,156 @@ def test_streaming_stopping_and_the_map(page):
     for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
         page.browser.key(key)
     assert page.text("#expert").startswith("Layer 1, expert 1:")
+
+
+def versions(page: Page) -> list[str]:
+    return page.value("[...document.querySelectorAll('.versions')].map((each) => each.textContent)")
+
+
+def texts(page: Page) -> list[str]:
+    """Return the shown messages, once they are rendered."""
+    page.wait("[...document.querySelectorAll('.tail')].every((tail) => !tail.textContent)")
+    shown = "[...document.querySelectorAll('article .said, article .text')]"
+    return page.value(f"{shown}.map((each) => each.textContent.trim())")
+
+
+def test_messages_are_edited_and_deleted(page):
+    """Former versions and what followed them can be shown again. What is deleted can come back."""
+    page.open()
+    for text, said in (("One", "First."), ("Two", "Second.")):
+        page.send(text, saying(said))
+        page.wait(f"document.querySelectorAll('.text').length && {json.dumps(said)} === "
+                  "[...document.querySelectorAll('.text')].at(-1).textContent.trim()")  # fmt: skip
+        page.wait_for_answer()
+    page.value(f"window.grammar = {json.dumps(saying('Third.'))}")
+    page.press("Edit", 0)
+    assert page.value("document.activeElement.value") == "One"
+    page.browser.send("Input.insertText", text=" and more")
+    page.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    assert texts(page) == ["One and more", "Third."]
+    assert [one["content"] for one in page.value("sent.at(-1).messages")] == ["One and more"]
+    assert versions(page) == ["‹ 2/2 ›"]
+    page.click("[aria-label='Version before']")
+    assert texts(page) == ["One", "First.", "Two", "Second."]
+    assert page.value("document.activeElement.getAttribute('aria-label')") == "Version after"
+    page.browser.open(page.server.url.removesuffix("/v1") + "/")
+    assert texts(page) == ["One", "First.", "Two", "Second."], "the browser keeps the version that is shown"
+    page.press("Delete", 2)
+    assert texts(page) == ["One", "First."]
+    assert page.text("#undo") == "The exchange is deleted. Undo"
+    page.click("#undo button")
+    assert texts(page) == ["One", "First.", "Two", "Second."]
+    page.press("Delete", 0)
+    assert (texts(page), versions(page)) == (["One and more", "Third."], []), "the other version is left"
+    page.click("#undo button")
+    assert versions(page) == ["‹ 1/2 ›"]
+    page.click("#list button[aria-label^=Delete]")
+    assert texts(page) == []
+    page.click("#undo button")
+    assert texts(page) == ["One", "First.", "Two", "Second."]
+    assert page.browser.complaints == []
+
+
+def test_an_answer_that_fails_leaves_the_former_one(page):
+    page.open()
+    page.send("Hello", saying("Hi."))
+    page.wait_for_answer()
+    page.value("window.grammar = 'root ::= ('")
+    page.click(".again")
+    page.wait("document.querySelector('.fault') !== null")
+    assert (texts(page), versions(page)) == (["Hello", "Hi."], [])
+
+
+def test_messages_and_code_are_copied(page):
+    page.open()
+    page.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }, 1")
+    page.send("Add", saying(MARKDOWN))
+    page.wait_for_answer()
+    page.press("Copy")
+    page.wait("window.copied")
+    assert page.value("copied") == MARKDOWN
+    page.click(".copy")
+    page.wait(f"copied === {json.dumps(MARKDOWN.split('```')[1].removeprefix('python' + chr(10)))}")
+    assert page.text("#status") == "Copied."
+
+
+def titles(page: Page) -> list[str]:
+    return page.value("[...document.querySelectorAll('#list .open')].map((each) => each.textContent)")
+
+
+def search(page: Page, words: str) -> None:
+    page.value(
+        f"document.getElementById('search').value = {json.dumps(words)},"
+        " document.getElementById('search').dispatchEvent(new Event('input'))"
+    )
+
+
+def bring(page: Page, name: str, text: str) -> None:
+    """Choose a file to import."""
+    page.value(
+        "(() => { const all = new DataTransfer(), field = document.getElementById('import-file');"
+        f" all.items.add(new File([{json.dumps(text)}], {json.dumps(name)})); field.files = all.files;"
+        " field.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def test_conversations_are_renamed_searched_and_imported(page):
+    page.open()
+    page.send("Apples", saying("About fruit."))
+    page.wait_for_answer()
+    page.click("#new")
+    page.send("Cars", saying("Yes."))
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    assert titles(page) == ["Cars", "Apples"]
+    page.click("#list button[aria-label^='Rename']")
+    page.browser.send("Input.insertText", text="Fruit <b>salad</b>")
+    page.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
+    assert titles(page) == ["Cars", "Fruit <b>salad</b>"]
+    for words, found in (("FRUIT", 1), ("car", 1), ("yes", 1), ("s", 2), ("none", 0), ("", 2)):
+        search(page, words)
+        assert len(titles(page)) == found, words
+    page.value("window.saved = '', URL.createObjectURL = (blob) => { window.blob = blob; return '#'; }, 1")
+    page.click("#export")
+    exported = page.value("blob.text()")
+    page.open()
+    assert titles(page) == []
+    no_text, no_role = exported.replace('"content"', '"text"'), exported.replace("user", "system")
+    for wrong in ("", "[1]", "{}", no_text, no_role):
+        bring(page, "wrong.json", wrong)
+        page.wait("document.querySelector('.fault') !== null")
+        assert page.text(".fault") == 'wrong.json is no file that "Export all" wrote.'
+        page.value("document.querySelector('.fault').remove()")
+    assert titles(page) == []
+    bring(page, "right.json", exported)
+    page.wait("document.getElementById('status').textContent === '2 conversations are imported.'")
+    assert titles(page) == ["Cars", "Fruit <b>salad</b>"]
+    page.click("#list .open")
+    assert texts(page) == ["Apples", "About fruit."]
+    assert page.value("document.title") == "Fruit <b>salad</b> – spac"
+    assert page.browser.complaints == []
+
+
+def press_keys(page: Page, key: str, modifiers: int = 0) -> None:
+    page.browser.send("Input.dispatchKeyEvent", type="rawKeyDown", key=key, modifiers=modifiers)
+
+
+def test_shortcuts(page):
+    page.open()
+    page.send("Hello", saying("Hi."))
+    page.wait_for_answer()
+    page.value("document.getElementById('prompt').focus()")
+    press_keys(page, "ArrowUp")
+    assert page.value("document.activeElement.getAttribute('aria-label')") == "Edited message"
+    press_keys(page, "Escape")
+    assert page.value("document.activeElement.id") == "prompt"
+    press_keys(page, "k", 2)
+    assert page.value("document.activeElement.id") == "search"
+    press_keys(page, "O", 2 + 8)
+    assert page.value("document.activeElement.id") == "prompt"
+    assert texts(page) == []
 
 
 def test_a_reader_who_does_not_look_costs_nothing(page):

@@ -65,7 +65,8 @@ class _Rules:
     def code(self, tokens: Sequence[Any], i: int, options: Any, _env: MutableMapping[str, Any]) -> str:
         """Return a block of code that scrolls, also by keyboard."""
         made = self._renderer.fence(tokens, i, options, _env)
-        return f'<div class="code" {SCROLLS} aria-label="Code">{made}</div>\n'
+        copy = '<button type="button" class="copy" aria-label="Copy code" title="Copy code">Copy</button>'
+        return f'<div class="block">{copy}<div class="code" {SCROLLS} aria-label="Code">{made}</div></div>\n'
 
     def link(self, tokens: Sequence[Any], i: int, options: Any, env: MutableMapping[str, Any]) -> str:
         """Return the beginning of a link, which opens in a page that knows nothing of this one."""
@@ -108,7 +109,9 @@ RENDERER = _made()
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 FILES = {"/": "index.html"} | {
-    f"/page/{name}": name for name in ("page.css", "page.js", "elements.js", "images.js")
+    f"/page/{path.name}": path.name
+    for path in sorted(Path(__file__).parent.iterdir())
+    if path.suffix in (".css", ".js")
 }
 """The page's files by path. They hold no secret, so they need no key."""
 POLICY = (

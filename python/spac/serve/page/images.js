@@ -1,6 +1,6 @@
 // Images of messages. A message has `images`, a list of { name, url }; each url is a data: address.
 
-import { $, button, make, say } from "./elements.js";
+import { $, button, fault, make, say } from "./elements.js";
 
 const LONGEST = 1280; // pixels of a side; a photo as a camera makes it would fill the context and the browser's storage
 const QUALITY = 0.9;
@@ -48,8 +48,7 @@ export class Attachments {
   #images = [];
   #sees = false; // true if the model sees images, once the server has said so
 
-  constructor(fault) {
-    this.fault = fault;
+  constructor() {
     $("attach").addEventListener("click", () => $("file").click());
     $("file").addEventListener("change", () => { this.#add($("file").files); $("file").value = ""; });
     $("prompt").addEventListener("paste", (event) => {
@@ -86,7 +85,7 @@ export class Attachments {
   }
 
   #add(files) {
-    if (!this.#sees) { this.fault("This model sees no images: start the server with --mmproj."); return; }
+    if (!this.#sees) { fault("This model sees no images: start the server with --mmproj."); return; }
     for (const file of [...files]) this.reading = this.reading.then(() => this.#addOne(file));
   }
 
@@ -95,7 +94,7 @@ export class Attachments {
     try {
       this.#images.push({ name, url: await read(file) });
     } catch {
-      this.fault(`${name} is no image that this browser can read.`);
+      fault(`${name} is no image that this browser can read.`);
       return;
     }
     this.#show();
