@@ -12,7 +12,7 @@ from tests.chat.templates import THINKING
 from tests.report.browser import Browser, find
 from tests.serve.conftest import KEY, Server, wait_until
 
-MARKDOWN = "## Sum\n\nA *plain* text with a [link](https://example.org/):\n\n```python\ndef add(a, b):\n    return a + b + 1000000000000000000000000000000000000000000000000000000000\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n"  # fmt: skip # noqa: E501
+MARKDOWN = "## Sum\n\nA *plain* text with a [link](https://example.org/):\n\n```python\ndef add(a, b):\n    return a + b + 1000000000000000000000000000000000000000000000000000000000\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\nIt is \\(\\color{red}{x^2}\\).\n"  # fmt: skip # noqa: E501
 REASONED = f"<think>\nThink first.\n</think>\n\n{MARKDOWN}"
 ENDLESS = "root ::= [a-z ]+"
 WIDTHS = (390, 800, 1280)
@@ -103,6 +103,9 @@ def test_a_conversation(page):
     assert page.text("pre .nf") == "add"
     assert page.value("getComputedStyle(document.querySelector('pre .k')).color") != page.value(
         "getComputedStyle(document.querySelector('pre')).color"
+    )
+    assert (
+        page.value("getComputedStyle(document.querySelector('math [data-style]')).color") == "rgb(255, 0, 0)"
     )
     assert page.value("document.querySelector('.text a').rel") == "noopener noreferrer"
     assert "tokens/s" in page.text(".below span")

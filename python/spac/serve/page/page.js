@@ -212,6 +212,7 @@ class Message {
 
   #show(html, length) {
     this.text.innerHTML = html;
+    for (const part of this.text.querySelectorAll("[data-style]")) part.style.cssText = part.dataset.style; // of formulas
     const last = this.text.lastElementChild;
     (last?.tagName === "P" ? last : this.text).append(this.tail);
     this.done = length;
@@ -266,6 +267,7 @@ async function ask(one, asked, signal) {
 
 // Get an answer as the message at a place. An answer that is there already stays as another version.
 async function answer(place = chat.messages.length) {
+  if (answers.has(chat.id)) return;
   const mine = chat, abort = new AbortController(), message = { role: "assistant", content: "", reasoning: "" };
   const asked = mine.messages.slice(0, place), coming = { chat: mine, abort };
   answers.set(mine.id, coming);
