@@ -434,7 +434,43 @@ def test_images_are_refused_for_a_model_that_sees_none(page):
               " document.dispatchEvent(new DragEvent('drop', { dataTransfer: dropped, cancelable: true })),"
               " document.querySelector('.fault') !== null")  # fmt: skip
     assert page.text(".fault") == "This model sees no images: start the server with --mmproj."
-    assert page.value("document.getElementById('attach').hidden")
+
+
+def drop(page: Page, name: str, content: str) -> None:
+    """Drop a file; `content` is the code of its parts."""
+    page.value(
+        f"(() => {{ const all = new DataTransfer(); all.items.add(new File([{content}], {json.dumps(name)}));"
+        " document.dispatchEvent(new DragEvent('drop', { dataTransfer: all, cancelable: true })); })()"
+    )
+
+
+def test_text_files(page):
+    page.open()
+    drop(page, "notes.md", json.dumps("# Grün\n```\nx\n```"))
+    drop(page, "<b>.txt", json.dumps("plain\n"))
+    page.wait("document.querySelectorAll('#attached li').length === 2")
+    page.send("Read these", saying("Yes."))
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    assert page.value("sent.at(-1).messages[0].content") == (
+        "notes.md:\n````\n# Grün\n```\nx\n```\n````\n\n<b>.txt:\n```\nplain\n```\n\nRead these"
+    )
+    assert page.value("[...document.querySelectorAll('.file')].map((each) => each.textContent)") == [
+        "notes.md# Grün\n```\nx\n```",
+        "<b>.txtplain\n",
+    ]
+    search(page, "grün")
+    assert titles(page) == ["Read these"]
+    for name, content, why in (
+        ("a.bin", "new Uint8Array([0, 1])", "a.bin is no text in UTF-8."),
+        ("b.txt", "new Uint8Array([255])", "b.txt is no text in UTF-8."),
+        ("c.log", "'x'.repeat(600_000)", "c.log has 0.6 MB, and a text file may have 0.5 MB."),
+        ("d.pdf", "'%PDF'", "PDF files are not read here: paste their text."),
+    ):
+        drop(page, name, content)
+        page.wait(f"[...document.querySelectorAll('.fault')].at(-1)?.textContent === {json.dumps(why)}")
+    assert page.value("document.querySelectorAll('#attached li').length") == 0
+    assert page.browser.complaints == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -34,7 +34,8 @@ export const keep = (one) => store(CHAT + one.id, one);
 export const forget = (one) => localStorage.removeItem(CHAT + one.id);
 
 export function titleOf({ title, messages }) {
-  return title || messages[0]?.content.slice(0, 80) || (messages.length ? "Image" : "Empty");
+  const [first] = messages;
+  return title || first?.content.slice(0, 80) || first?.files?.[0].name || (first ? "Image" : "Empty");
 }
 
 // Versions
@@ -87,7 +88,9 @@ export function remove(one, i) {
 
 // Search, export and import
 
-const textsOf = (messages) => messages.flatMap(({ content, versions }) => [content, ...(versions?.others.flatMap(textsOf) || [])]);
+const textsOf = (messages) => messages.flatMap(({ content, files = [], versions }) => [
+  content, ...files.flatMap(({ name, text }) => [name, text]), ...(versions?.others.flatMap(textsOf) || []),
+]);
 
 // Return true if the title or a text of a conversation, in any version, has these words.
 export function has(one, words) {
@@ -98,9 +101,10 @@ export const exported = () => new Blob([JSON.stringify(chats(), null, 2)], { typ
 
 const areTexts = (...all) => all.every((one) => typeof one === "string");
 const isImage = ({ name, url }) => areTexts(name, url) && url.startsWith("data:image/");
+const isFile = ({ name, text }) => areTexts(name, text);
 const isVersions = ({ at, others }) => others.every(isPath) && Number.isInteger(at) && at >= 0 && at <= others.length;
-const isMessage = ({ role, content, reasoning = "", images = [], versions }) => ["user", "assistant"].includes(role)
-  && areTexts(content, reasoning) && images.every(isImage) && (!versions || isVersions(versions));
+const isMessage = ({ role, content, reasoning = "", images = [], files = [], versions }) => ["user", "assistant"].includes(role)
+  && areTexts(content, reasoning) && images.every(isImage) && files.every(isFile) && (!versions || isVersions(versions));
 const isPath = (messages) => messages.length > 0 && messages.every(isMessage);
 const isChat = ({ id, changed, title = "", messages }) => areTexts(id, title) && Number.isFinite(changed) && isPath(messages);
 

@@ -1,10 +1,10 @@
 // The server's page: a chat over the server's own interface, and what its engine does now.
 
+import { Attachments, partsOf, showAttached } from "./attachments.js";
 import {
   branch, chats, exported, find, forget, fresh, has, importFrom, keep, remove, removed, store, stored, titleOf, turn,
 } from "./conversations.js";
 import { $, button, copy, fault, following, make, pause, say } from "./elements.js";
-import { Attachments, partsOf, thumbnails } from "./images.js";
 import { watch } from "./live.js";
 import { call, eventsOf } from "./requests.js";
 
@@ -122,7 +122,7 @@ class Message {
     this.root = make("article", { class: message.role, "aria-label": name }, $("messages"));
     make("h2", {}, this.root, name);
     if (isUser) {
-      thumbnails(message, this.root);
+      showAttached(message, this.root);
       this.said = make("div", { class: "said" }, this.root, message.content);
     } else {
       this.reasoning = make("details", { class: "reasoning", hidden: "" }, this.root);
@@ -179,7 +179,7 @@ class Message {
     const close = () => { form.remove(); this.said.hidden = this.below.hidden = false; };
     const send = () => {
       const text = field.value.trim();
-      if (!(text || rest.images) || answers.has(chat.id)) return;
+      if (!(text || rest.images || rest.files) || answers.has(chat.id)) return;
       branch(chat, this.place, { ...rest, content: text });
       touch(chat);
       show(chat);
@@ -340,8 +340,7 @@ async function send() {
   const text = $("prompt").value.trim();
   if (!(text || attachments.any) || answers.has(chat.id)) return;
   $("prompt").value = "";
-  const images = attachments.take();
-  const message = { role: "user", content: text, ...(images.length ? { images } : {}) };
+  const message = { role: "user", content: text, ...attachments.take() };
   chat.messages.push(message);
   new Message(message);
   touch(chat);
