@@ -393,18 +393,63 @@ def test_a_conversation_that_the_context_does_not_hold(page):
     assert page.value("sent.at(-1).messages.length") == n + 2
 
 
-def test_settings_and_the_system_prompt(page):
-    page.open()
+def fill(page: Page, **values: str) -> None:
     page.value(
-        "for (const [name, value] of [['system', 'Be brief.'], ['temperature', '0.5'], ['seed', '7'],"
-        " ['top_p', '9']]) { const field = document.getElementById('settings').elements[name];"
-        " field.value = value; field.dispatchEvent(new Event('input', { bubbles: true })); }"
+        f"Object.entries({json.dumps(values)}).forEach(([name, value]) => {{"
+        " const field = document.getElementById('settings').elements[name];"
+        " field.value = value; field.dispatchEvent(new Event('input', { bubbles: true })); })"
     )
+
+
+def test_settings_belong_to_a_conversation(page):
+    page.open()
+    page.wait("document.getElementById('settings').elements.temperature.placeholder === '0'")
+    names = ("top_k", "top_p", "seed", "max_tokens")
+    assert page.value(
+        f"{json.dumps(names)}.map((name) => document.getElementById('settings').elements[name].placeholder)"
+    ) == ["40", "0.95", "random", "no limit"]
+    fill(page, system="Be brief.", temperature="0.5", seed="7", top_p="9", reasoning="off")
     page.send("Hello", saying("Hi."))
     page.wait_for_answer()
     sent = page.value("sent[0]")
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["seed"], "top_p" in sent) == (0.5, 7, False), "9 is no share"
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "reasoning" not in sent
+    page.click("#new")
+    assert page.value("document.getElementById('system').value") == "Be brief.", "the last settings"
+    fill(page, system="", temperature="", reasoning="")
+    page.send("Hello", saying("Hi."))
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    sent = page.value("sent[1]")
+    assert (sent["messages"][0]["role"], sent["seed"]) == ("user", 7)
+    assert not {"temperature", "chat_template_kwargs"} & set(sent)
+    page.browser.open(page.server.url.removesuffix("/v1") + "/")
+    page.wait("document.getElementById('settings').elements.temperature.placeholder === '0'")
+    shown = "['system', 'temperature', 'reasoning'].map((name) => settings.elements[name].value)"
+    assert page.value(shown) == ["", "", ""]
+    page.click("#list .open")
+    assert page.value(shown) == ["Be brief.", "0.5", "off"]
+    assert page.browser.complaints == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_theme_is_kept(page, theme):
+    page.open(dark=theme == "light")
+    page.value(
+        f"document.getElementById('theme').value = {json.dumps(theme)},"
+        " document.getElementById('theme').dispatchEvent(new Event('change'))"
+    )
+    for _ in range(2):
+        assert (lightness(page) < 60) == (theme == "dark")
+        assert page.value("document.documentElement.style.colorScheme") == theme
+        page.browser.open(page.server.url.removesuffix("/v1") + "/")
+    assert page.browser.complaints == []
+
+
+def lightness(page: Page) -> int:
+    return page.value("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
 
 
 def test_the_key_is_asked_for_once(page):
@@ -485,6 +530,5 @@ def test_it_fits(page, dark):
                 page.click(f"#show-{panel}")
             page.wait(f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
             assert page.value(OVERFLOWING) == []
-    light = page.value("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
-    assert (light < 60) == dark
+    assert (lightness(page) < 60) == dark
     assert page.browser.complaints == []

@@ -81,7 +81,7 @@ def test_what_is_no_formula():
     assert html_of("It costs $5 and $10.") == "<p>It costs $5 and $10.</p>\n"
     assert "<code>\\(x\\)</code>" in html_of("`\\(x\\)`")
     assert html_of(r"\[\nonsense{1}\]") == (
-        '<span class="formula" tabindex="0" role="region" aria-label="Formula">'
+        '<span class="formula" tabindex="0" role="group" aria-label="Formula">'
         "<code>\\[\\nonsense{1}\\]</code></span>\n"
     )
     assert html_of("- a\n\n  \\[\n  - b\n  + c\n  \\]").count("<li>") == 1, "its lines are no lists"

@@ -32,7 +32,7 @@ export function showAttached({ images = [], files = [] }, parent) {
   for (const { name, text } of files) {
     const details = make("details", { class: "file" }, parent);
     make("summary", {}, details, name);
-    const box = make("div", { class: "code", tabindex: "0", role: "region", "aria-label": name }, details);
+    const box = make("div", { class: "code", tabindex: "0", role: "group", "aria-label": name }, details);
     make("pre", {}, box, text);
   }
 }

@@ -1,6 +1,6 @@
 // Conversations, each in its own entry of the browser's storage, so that two tabs do not overwrite each other.
 //
-// A conversation is { id, changed, messages } and may have a `title`. Its messages are those that are shown and sent. A
+// A conversation is { id, changed, messages, settings } and may have a `title`. Its messages are those that are shown and sent. A
 // message with other versions has `versions`: { at, others }. Each of the others is a list of messages: a version, and
 // what followed it. `at` is the place of the shown version among all.
 
@@ -106,7 +106,9 @@ const isVersions = ({ at, others }) => others.every(isPath) && Number.isInteger(
 const isMessage = ({ role, content, reasoning = "", images = [], files = [], versions }) => ["user", "assistant"].includes(role)
   && areTexts(content, reasoning) && images.every(isImage) && files.every(isFile) && (!versions || isVersions(versions));
 const isPath = (messages) => messages.length > 0 && messages.every(isMessage);
-const isChat = ({ id, changed, title = "", messages }) => areTexts(id, title) && Number.isFinite(changed) && isPath(messages);
+const areSettings = (settings) => Object.values(settings).every((one) => ["string", "number"].includes(typeof one));
+const isChat = ({ id, changed, title = "", messages, settings = {} }) =>
+  areTexts(id, title) && Number.isFinite(changed) && isPath(messages) && areSettings(settings);
 
 // Keep the conversations of an exported file, but none that is older than the one of its id here. Return how many came.
 export async function importFrom(file) {

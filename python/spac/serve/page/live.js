@@ -162,4 +162,5 @@ class Live {
 }
 
 const live = new Live();
+export const redraw = () => live.draw();
 document.addEventListener("visibilitychange", watch);

@@ -2,13 +2,12 @@
 
 import { Attachments, partsOf, showAttached } from "./attachments.js";
 import {
-  branch, chats, exported, find, forget, fresh, has, importFrom, keep, remove, removed, store, stored, titleOf, turn,
+  branch, chats, exported, find, forget, fresh, has, importFrom, keep, remove, removed, titleOf, turn,
 } from "./conversations.js";
 import { $, button, copy, fault, following, make, pause, say } from "./elements.js";
 import { watch } from "./live.js";
 import { call, eventsOf } from "./requests.js";
-
-const SETTINGS = "spac.settings";
+import { lastSettings, offerDefaults, readSettings, requested, showSettings } from "./settings.js";
 
 let chat, context = 0;
 const answers = new Map(); // by conversation, those that come now: { chat, abort, shown }
@@ -84,6 +83,7 @@ function offerUndo(text, before) {
 function show(one) {
   const coming = answers.get(one.id);
   chat = coming?.chat || one;
+  showSettings(chat.settings ??= lastSettings());
   $("messages").replaceChildren();
   let last;
   for (const message of chat.messages) last = new Message(message);
@@ -188,7 +188,7 @@ class Message {
     this.said.hidden = this.below.hidden = true;
     field.value = content;
     make("button", { class: "main" }, form, "Send");
-    button("Cancel", form, "Leave the message as it is (Escape)", close);
+    button("Cancel", form, "Cancel (Escape)", close);
     form.addEventListener("submit", (event) => { event.preventDefault(); send(); });
     sendOnEnter(field, send);
     onEscape(field, () => { close(); $("prompt").focus(); });
@@ -243,12 +243,11 @@ function offer() {
   $("messages").classList.toggle("coming", comes);
 }
 
-// Return the request for an answer to messages.
-function request(asked) {
-  const { system, ...sampling } = settings();
-  const first = system ? [{ role: "system", content: system }] : [];
+// Return the request for an answer to messages of a conversation.
+function request({ settings }, asked) {
+  const first = settings.system ? [{ role: "system", content: settings.system }] : [];
   const messages = [...first, ...asked.map((message) => ({ role: message.role, content: partsOf(message) }))];
-  return JSON.stringify({ ...sampling, messages, stream: true, stream_options: { include_usage: true } });
+  return JSON.stringify({ ...requested(settings), messages, stream: true, stream_options: { include_usage: true } });
 }
 
 // Ask for an answer to the messages of a conversation, without the oldest ones if the context does not hold all.
@@ -257,7 +256,7 @@ async function ask(one, asked, signal) {
   for (;;) {
     const seen = asked.slice(one.forgotten || 0);
     try {
-      return await call("v1/chat/completions", { method: "POST", headers, body: request(seen), signal });
+      return await call("v1/chat/completions", { method: "POST", headers, body: request(one, seen), signal });
     } catch (error) {
       if (error.kind !== "exceed_context_size_error" || seen.length < 3) throw error;
       one.forgotten = (one.forgotten || 0) + 2 * Math.ceil((seen.length - 1) / 4); // half of the exchanges
@@ -363,17 +362,6 @@ function onEscape(field, act) {
   });
 }
 
-// Settings
-
-function settings() {
-  const given = {};
-  for (const field of $("settings").elements) {
-    const value = field.value.trim();
-    if (value && field.validity.valid) given[field.name] = field.type === "number" ? Number(value) : value;
-  }
-  return given;
-}
-
 // Panels: all at 1100 pixels and more, one beside the chat at 700, below that one in place of the chat
 
 function panel(name, shown) {
@@ -392,11 +380,10 @@ function arrange() {
 // The beginning
 
 const attachments = new Attachments();
-for (const [name, value] of Object.entries(stored(SETTINGS) || {})) {
-  const field = $("settings").elements.namedItem(name);
-  if (field) field.value = value;
-}
-$("settings").addEventListener("input", () => store(SETTINGS, settings()));
+$("settings").addEventListener("input", () => {
+  chat.settings = readSettings();
+  if (find(chat.id)) keep(chat);
+});
 $("settings").addEventListener("change", (event) => event.target.reportValidity()); // what is not valid is not sent
 $("settings").addEventListener("submit", (event) => event.preventDefault());
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
@@ -438,5 +425,7 @@ call("v1/models").then((response) => response.json()).then(({ data }) => { $("mo
 call("props").then((response) => response.json()).then((props) => {
   attachments.allow(props.modalities.vision);
   context = props.default_generation_settings.n_ctx;
+  offerDefaults(props);
+  showSettings(chat.settings);
 }, () => {});
 document.documentElement.dataset.ready = "yes";

@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).with_name("rendering.py")
 def plain_html_of(text: str) -> str:
     """Return the HTML that shows a text as it is."""
     shown = f"<pre>{html.escape(text)}</pre>"
-    return f'<div class="code" tabindex="0" role="region" aria-label="Text">{shown}</div>'
+    return f'<div class="code" tabindex="0" role="group" aria-label="Text">{shown}</div>'
 
 
 class Renderer:

@@ -31,7 +31,7 @@ LONGEST_FORMULA = 2_000
 """The most characters of a formula that is converted. Tens of thousands of braces end the converter."""
 MOST_MEMORY = 1 << 30
 """The bytes of address space that the program may take."""
-SCROLLS = 'tabindex="0" role="region"'
+SCROLLS = 'tabindex="0" role="group"'
 COPY = '<button type="button" class="copy" aria-label="Copy code" title="Copy code">Copy</button>'
 CLOSING = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
 FORMATTER = HtmlFormatter(nowrap=True)
