@@ -41,7 +41,9 @@ def test_files_need_no_key_and_have_a_strict_policy(server, path):
     connection.close()
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/page/markdown"), ("GET", "/page/events")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/page/markdown"), ("POST", "/page/pdf"), ("GET", "/page/events")]
+)
 def test_what_uses_the_server_needs_the_key(server, method, path):
     assert server.ask(method, path, "", key="wrong")[0] == 401
 

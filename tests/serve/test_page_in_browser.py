@@ -11,6 +11,7 @@ import pytest
 from tests.chat.templates import THINKING
 from tests.report.browser import Browser, find
 from tests.serve.conftest import KEY, Server, wait_until
+from tests.serve.test_page_markdown import pdf
 
 MARKDOWN = "## Sum\n\nA *plain* text with a [link](https://example.org/):\n\n```python\ndef add(a, b):\n    return a + b + 1000000000000000000000000000000000000000000000000000000000\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\nIt is \\(\\color{red}{x^2}\\).\n"  # fmt: skip # noqa: E501
 REASONED = f"<think>\nThink first.\n</think>\n\n{MARKDOWN}"
@@ -493,29 +494,32 @@ def test_text_files(page):
     page.open()
     drop(page, "notes.md", json.dumps("# Grün\n```\nx\n```"))
     drop(page, "<b>.txt", json.dumps("plain\n"))
-    page.wait("document.querySelectorAll('#attached li').length === 2")
+    drop(page, "a.PDF", json.dumps(pdf("Page one").decode()))
+    page.wait("document.querySelectorAll('#attached li').length === 3")
     page.send("Read these", saying("Yes."))
     page.wait("document.querySelectorAll('article').length === 2")
     page.wait_for_answer()
     assert page.value("sent.at(-1).messages[0].content") == (
-        "notes.md:\n````\n# Grün\n```\nx\n```\n````\n\n<b>.txt:\n```\nplain\n```\n\nRead these"
+        "notes.md:\n````\n# Grün\n```\nx\n```\n````\n\n<b>.txt:\n```\nplain\n```\n\n"
+        "a.PDF:\n```\nPage one\n```\n\nRead these"
     )
     assert page.value("[...document.querySelectorAll('.file')].map((each) => each.textContent)") == [
         "notes.md# Grün\n```\nx\n```",
         "<b>.txtplain\n",
+        "a.PDFPage one",
     ]
     search(page, "grün")
     assert titles(page) == ["Read these"]
+    assert page.browser.complaints == []
     for name, content, why in (
         ("a.bin", "new Uint8Array([0, 1])", "a.bin is no text in UTF-8."),
         ("b.txt", "new Uint8Array([255])", "b.txt is no text in UTF-8."),
-        ("c.log", "'x'.repeat(600_000)", "c.log has 0.6 MB, and a text file may have 0.5 MB."),
-        ("d.pdf", "'%PDF'", "PDF files are not read here: paste their text."),
+        ("c.log", "'x'.repeat(600_000)", "c.log has 0.6 MB of text, and a file may have 0.5 MB."),
+        ("d.pdf", "'%PDF'", "d.pdf is not read: this PDF file has no text that can be read."),
     ):
         drop(page, name, content)
         page.wait(f"[...document.querySelectorAll('.fault')].at(-1)?.textContent === {json.dumps(why)}")
     assert page.value("document.querySelectorAll('#attached li').length") == 0
-    assert page.browser.complaints == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

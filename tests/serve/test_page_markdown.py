@@ -1,13 +1,14 @@
-"""Markdown and formulas of the page: what they become, and that no text harms the page or the server."""
+"""Markdown, formulas and PDF files of the page, and that no text harms the page or the server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from html.parser import HTMLParser
 
 import pytest
 
-from spac.serve.page import renderer
+from spac.serve.page import MOST_PDF, renderer
 from spac.serve.page.renderer import LONGEST_TEXT, Renderer, plain_html_of
 from spac.serve.page.rendering import LONGEST_FORMULA, html_of
 
@@ -106,10 +107,40 @@ def test_texts_that_are_too_much_are_plain(monkeypatch):
             await asyncio.sleep(0.001)
             turns += 1
         assert turns > 10, "other requests go on"
-        monkeypatch.setattr(renderer, "MOST_TEXTS", 4)
+        monkeypatch.setattr(renderer, "MOST_JOBS", 4)
         texts = [f"*{i}*" for i in range(10)]
         made = await asyncio.gather(*map(patient.html_of, texts))
         assert made == [*map(html_of, texts[:4]), *map(plain_html_of, texts[4:])]
         patient.close()
 
     asyncio.run(render())
+
+
+def pdf(*texts: str) -> bytes:
+    """Return a PDF file of a page for each text."""
+    n = len(texts)
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(n))
+    objects = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Count {n}/Kids[{kids}]>>",
+               "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]  # fmt: skip
+    for i, text in enumerate(texts):
+        shown = f"BT /F 12 Tf 9 9 Td ({text}) Tj ET"
+        objects.append(f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 99 99]/Contents {5 + 2 * i} 0 R"
+                       "/Resources<</Font<</F 3 0 R>>>>>>")  # fmt: skip
+        objects.append(f"<</Length {len(shown)}>>stream\n{shown}\nendstream")
+    body, places = "%PDF-1.4\n", []
+    for i, content in enumerate(objects, 1):
+        places.append(f"{len(body):010} 00000 n \n")
+        body += f"{i} 0 obj\n{content}\nendobj\n"
+    table = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{''.join(places)}"
+    end = f"trailer<</Size {len(objects) + 1}/Root 1 0 R>>\nstartxref\n{len(body)}\n%%EOF"
+    return (body + table + end).encode()
+
+
+def test_pdf_files(server):
+    status, body = server.ask("POST", "/page/pdf", pdf("First page", "Second page"))
+    assert (status, json.loads(body)) == (200, {"text": "First page\n\nSecond page"})
+    for wrong in (b"", b"%PDF-1.4", pdf(""), pdf("x")[:-200], b"x" * 1000):
+        status, body = server.ask("POST", "/page/pdf", wrong)
+        assert status == 400
+        assert json.loads(body)["error"]["message"] == "this PDF file has no text that can be read"
+    assert server.ask("POST", "/page/pdf", b"x" * (MOST_PDF + 1))[0] == 413

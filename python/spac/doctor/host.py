@@ -22,7 +22,7 @@ EXTRAS = {
     "chat": ("prompt_toolkit", "rich"),
     "server": (
         "uvicorn", "starlette", "sse_starlette", "prometheus_client", "markdown_it",
-        "mdit_py_plugins", "math_core", "pygments",
+        "mdit_py_plugins", "math_core", "pygments", "pypdf",
     ),
     "hf": ("huggingface_hub",),
     "ray": ("ray",),

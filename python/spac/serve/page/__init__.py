@@ -36,13 +36,13 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-MOST_TEXT = 1 << 20
-"""The most bytes of Markdown in a request."""
+MOST_TEXT, MOST_PDF = 1 << 20, 20 << 20
+"""The most bytes of Markdown and of a PDF file in a request."""
 
 
 def page_routes(feed: LiveFeed, is_markdown: bool) -> list[Route]:
     """Return the routes of the page, which shows `feed` beside a chat of Markdown or of plain text."""
-    renderer = Renderer()
+    renderer, reader = Renderer(), Renderer()  # a PDF file keeps no text waiting
 
     async def events(_request: Request) -> Response:
         return EventSourceResponse(feed.watch())
@@ -51,10 +51,17 @@ def page_routes(feed: LiveFeed, is_markdown: bool) -> list[Route]:
         text = await _text_of(request)
         return JSONResponse({"html": await renderer.html_of(text) if is_markdown else plain_html_of(text)})
 
+    async def read(request: Request) -> Response:
+        text = await reader.pdf_text(await _body_of(request, MOST_PDF))
+        if not text:
+            raise Refusal(400, "this PDF file has no text that can be read")
+        return JSONResponse({"text": text})
+
     return [
         *(Route(path, _file_route(name)) for path, name in FILES.items()),
         Route("/page/events", events),
         Route("/page/markdown", rendered, methods=["POST"]),
+        Route("/page/pdf", read, methods=["POST"]),
     ]
 
 
@@ -66,13 +73,17 @@ def _file_route(name: str) -> Callable[[Request], Response]:
     return lambda _request: Response(text, media_type=kind, headers=HEADERS)
 
 
-async def _text_of(request: Request) -> str:
+async def _body_of(request: Request, most: int) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MOST_TEXT:
-            raise Refusal(413, f"the text has more than {MOST_TEXT >> 20} MB")
+        if len(body) > most:
+            raise Refusal(413, f"the text or file has more than {most >> 20} MB")
+    return bytes(body)
+
+
+async def _text_of(request: Request) -> str:
     try:
-        return body.decode()
+        return (await _body_of(request, MOST_TEXT)).decode()
     except UnicodeDecodeError as error:
         raise Refusal(400, f"the body is not UTF-8: {error}") from None

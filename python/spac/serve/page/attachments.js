@@ -2,6 +2,7 @@
 // address, and `files`, a list of { name, text }.
 
 import { $, button, fault, make, say } from "./elements.js";
+import { call } from "./requests.js";
 
 const LONGEST = 1280; // pixels of a side; a photo as a camera makes it would fill the context and the browser's storage
 const QUALITY = 0.9;
@@ -60,12 +61,21 @@ async function imageOf(file) {
   return canvas.toDataURL("image/jpeg", QUALITY);
 }
 
+function checkSize(name, size) {
+  if (size <= MOST_BYTES) return;
+  throw new Error(`${name} has ${(size / 1e6).toFixed(1)} MB of text, and a file may have ${MOST_BYTES / 1e6} MB.`);
+}
+
 // Return a file's text. Throw an error that says why it cannot be read.
 async function textOf(file) {
-  if (/\.pdf$/i.test(file.name)) throw new Error("PDF files are not read here: paste their text.");
-  if (file.size > MOST_BYTES) {
-    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB, and a text file may have ${MOST_BYTES / 1e6} MB.`);
+  if (/\.pdf$/i.test(file.name)) {
+    const response = await call("page/pdf", { method: "POST", body: file })
+      .catch(({ message }) => { throw new Error(`${file.name} is not read: ${message}.`); });
+    const { text } = await response.json();
+    checkSize(file.name, text.length);
+    return text;
   }
+  checkSize(file.name, file.size);
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (!text.includes("\0")) return text;

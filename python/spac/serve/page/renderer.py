@@ -1,10 +1,11 @@
-"""The process that turns Markdown into HTML.
+"""The process that turns Markdown into HTML, and reads PDF files.
 
-Rendering is Python, which would keep the engine's steps and other requests waiting in the server's process.
+Both are Python, which would keep the engine's steps and other requests waiting in the server's process.
 """
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import subprocess
@@ -17,9 +18,9 @@ from anyio import CapacityLimiter, to_thread
 LONGEST_TEXT = 200_000
 """The most characters of Markdown that are rendered."""
 LONGEST_S = 10.0
-"""The most seconds that the rendering of a text takes."""
-MOST_TEXTS = 32
-"""The most texts that are rendered or wait. A browser asks for six at a time."""
+"""The most seconds that a job takes."""
+MOST_JOBS = 32
+"""The most jobs that run or wait. A browser asks for six at a time."""
 PROGRAM = Path(__file__).with_name("rendering.py")
 
 
@@ -30,7 +31,7 @@ def plain_html_of(text: str) -> str:
 
 
 class Renderer:
-    """Renders one text at a time, in a process that starts with the first one."""
+    """Does one job at a time, in a process that starts with the first one."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._longest_s = longest_s
@@ -40,17 +41,25 @@ class Renderer:
 
     async def html_of(self, text: str) -> str:
         """Return the HTML of a text in Markdown. A text that is too much is shown as it is."""
-        if len(text) > LONGEST_TEXT or self._n_here >= MOST_TEXTS:
-            return plain_html_of(text)
+        made = await self._do("markdown", text) if len(text) <= LONGEST_TEXT else ""
+        return made or plain_html_of(text)
+
+    async def pdf_text(self, data: bytes) -> str:
+        """Return the text of a PDF file, or "" if it has none that can be read."""
+        return await self._do("pdf", base64.b64encode(data).decode())
+
+    async def _do(self, job: str, data: str) -> str:
+        if self._n_here >= MOST_JOBS:
+            return ""
         self._turn = self._turn or CapacityLimiter(1)
         self._n_here += 1
         try:
-            return await to_thread.run_sync(self._ask, text, limiter=self._turn) or plain_html_of(text)
+            return await to_thread.run_sync(self._ask, job, data, limiter=self._turn)
         finally:
             self._n_here -= 1
 
-    def _ask(self, text: str) -> str:
-        """Return the text's HTML, or "" if the process ends or needs too long. The next text gets another."""
+    def _ask(self, job: str, data: str) -> str:
+        """Return the job's result, or "" if the process ends or needs too long. The next job gets another."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -62,7 +71,7 @@ class Renderer:
         timer = threading.Timer(self._longest_s, process.kill)
         timer.start()
         try:
-            process.stdin.write(json.dumps(text) + "\n")
+            process.stdin.write(json.dumps([job, data]) + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
         except OSError:  # it has ended
@@ -72,7 +81,7 @@ class Renderer:
         if not answer.endswith("\n"):
             self.close()
             return ""
-        return json.loads(answer) or ""
+        return str(json.loads(answer))
 
     def close(self) -> None:
         """End the process."""

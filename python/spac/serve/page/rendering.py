@@ -1,12 +1,14 @@
 """The rules that turn Markdown into safe HTML, and the program that `Renderer` runs.
 
-The program reads a text in JSON from each line, and writes its HTML in JSON. It starts without the rest of
-spac. A hostile text can keep it busy or end it, and harms nothing else.
+The program reads a job and its data in JSON from each line, and writes the result in JSON. It starts without
+the rest of spac. A hostile text can keep it busy or end it, and harms nothing else.
 """
 
 from __future__ import annotations
 
+import base64
 import bisect
+import io
 import json
 import resource
 import sys
@@ -29,6 +31,8 @@ LONGEST_CODE = 100_000
 """The most characters of a code block that are highlighted."""
 LONGEST_FORMULA = 2_000
 """The most characters of a formula that is converted. Tens of thousands of braces end the converter."""
+LONGEST_PDF = 1_000_000
+"""The characters of a PDF file after which its further pages are not read."""
 MOST_MEMORY = 1 << 30
 """The bytes of address space that the program may take."""
 SCROLLS = 'tabindex="0" role="group"'
@@ -167,16 +171,35 @@ def _made() -> MarkdownIt:
 RENDERER = _made()
 
 
+def pdf_text(data: str) -> str:
+    """Return the text of a PDF file in base64, as far as `LONGEST_PDF`, and "" if none can be read."""
+    from pypdf import PdfReader
+
+    text = ""
+    try:
+        for page in PdfReader(io.BytesIO(base64.b64decode(data))).pages:
+            text += page.extract_text() + "\n\n"
+            if len(text) > LONGEST_PDF:
+                break
+    except Exception:  # files that are not as they should be raise all kinds of them
+        return ""
+    return text.strip()
+
+
+JOBS = {"markdown": html_of, "pdf": pdf_text}
+
+
 def main() -> None:
-    """Answer each line of stdin, until it ends. The answer is null for a text that is too much."""
+    """Answer each line of stdin, until it ends. The answer is "" for what is too much."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
+        job, data = json.loads(line)
         try:
-            html = html_of(json.loads(line))
+            result = JOBS[job](data)
         except (RecursionError, MemoryError):
-            html = None
-        print(json.dumps(html), flush=True)
+            result = ""
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
