@@ -161,10 +161,11 @@ def test_what_is_refused(llm: Llama) -> None:
         llm.create_chat_completion([{"role": "user", "content": 3}])
 
 
-def test_the_plain_template_cannot_call_tools(opened: Open) -> None:
-    llm = opened(chat_format="common")
-    with pytest.raises(InputError, match="tool_choice: the plain chat template cannot call tools"):
-        llm.create_chat_completion(USER, tools=[ADD], tool_choice="required")
+def test_a_model_without_a_template_is_told_of_tools(opened: Open) -> None:
+    llm = opened(chat_format="common", n_ctx=512)
+    answer = llm.create_chat_completion(USER, tools=[ADD], tool_choice="required", parallel_tool_calls=False)
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
 
 
 def test_other_formats_are_llama_cpps(opened: Open, path: Path) -> None:

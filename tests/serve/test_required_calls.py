@@ -104,6 +104,7 @@ def test_a_template_that_knows_no_tools(server):
     _, body = server.ask("POST", "/apply-template", {"messages": messages, "tools": [tool("add")]})
     prompt = json.loads(body)["prompt"]
     assert all(each in prompt for each in ('"name":"add"', "<tool_call>", "three", '"integer"'))
-    _, body = server.ask("POST", "/apply-template", {"messages": USER, "tools": [tool("add")], "tool_choice": "none"})
+    _, body = server.ask(
+        "POST", "/apply-template", {"messages": USER, "tools": [tool("add")], "tool_choice": "none"}
+    )
     assert "add" not in json.loads(body)["prompt"]
-

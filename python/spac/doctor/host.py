@@ -22,7 +22,8 @@ from spac.machine.device_memory import size
 EXTRAS = {
     "chat": ("prompt_toolkit", "rich"),
     "server": (
-        "uvicorn", "starlette", "sse_starlette", "prometheus_client", "markdown_it", "pygments",
+        "uvicorn", "starlette", "sse_starlette", "prometheus_client", "markdown_it",
+        "mdit_py_plugins", "math_core", "pygments", "pypdf",
     ),
     "hf": ("huggingface_hub",),
     "ray": ("ray",),
