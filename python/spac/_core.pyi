@@ -998,6 +998,9 @@ class ChatPrompt:
     def thinks(self) -> bool:
         """True if the model may reason before it answers."""
     @property
+    def calls(self) -> bool:
+        """True if the answer may call tools."""
+    @property
     def goes_on(self) -> bool:
         """True if the answer continues the last message; `read` then returns both as one."""
     def read(self, answer: str, *, is_partial: bool) -> str:

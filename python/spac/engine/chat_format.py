@@ -159,7 +159,7 @@ class ChatFormat:
 
     def answer(self, prompt: _core.ChatPrompt, stop: Sequence[str] = ()) -> Answer:
         """Return the reader of the answer to a prompt of this format; `Answer` describes `stop`."""
-        return Answer(None if self.is_plain else prompt, stop)
+        return Answer(None if self.is_plain and not prompt.calls else prompt, stop)
 
 
 class Answer:
