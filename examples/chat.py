@@ -31,8 +31,7 @@ def main(model: str, draft: str | None) -> None:
         print()
         # The context still holds the conversation, so only the new message of the next prompt is evaluated.
         messages.append({"role": "assistant", "content": answer})
-    if llm.stats is not None:
-        print(llm.stats.table(), file=sys.stderr)
+    print(llm.stats.summary(), file=sys.stderr)
     llm.close()
 
 

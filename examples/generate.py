@@ -30,7 +30,7 @@ def main(model: str, draft: str | None) -> None:
         for piece in generation:  # the loop does the work, piece by piece
             print(piece, end="", flush=True)
         print()
-    print(generation.stats.table(), file=sys.stderr)
+    print(generation.stats.summary(), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ if str(ROOT) not in sys.path:  # tools.models must be importable in every import
 # Without a GPU, tests that name no device show the split on the simulated device.
 os.environ.setdefault("SPAC_DEVICE", "simulated")
 
+# The user's file of options changes no test.
+os.environ["SPAC_CONFIG"] = os.devnull
+
 # No test starts with what another one has learned, unless it asks for that.
 os.environ["SPAC_STATE"] = "off"
 

@@ -52,9 +52,9 @@ _EXPLAINED = (
     "llama.cpp. Unused: uploads that were evicted again without a use."
 )
 _HEAD = (
-    "engine", "decode tok/s", "range", "cold", "prefill tok/s", "first token", "cold", "follow-up",
+    "engine", "decode tokens/s", "range", "cold", "prefill tokens/s", "first token", "cold", "follow-up",
     "acceptance", "tokens/step", "hits", "distinct", "Belady", "waits/step", "VRAM", "RAM", "weights",
-    "ideal tok/s", "reached", "text",
+    "ideal tokens/s", "reached", "text",
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def verdict(rows: list[Row]) -> list[str]:
         if not ours or not theirs:
             continue
         best = max(ours, key=lambda r: r.decode)
-        line = f"{budget}, {context} tokens: {best.engine} {best.decode:.1f} tok/s"
+        line = f"{budget}, {context} tokens: {best.engine} {best.decode:.1f} tokens/s"
         for what, group in (("best llama.cpp", stock), ("best with a draft", drafting), *peers):
             if group:
                 other = max(group, key=lambda r: r.decode)
@@ -116,7 +116,7 @@ def verdict(rows: list[Row]) -> list[str]:
 def repeats(rows: list[Row]) -> list[str]:
     """Return the results of the repeated cells, which show how far apart two equal cells are."""
     lines = [
-        f"{row.engine} {row.decode:.1f} → {row.repeated:.1f} tok/s ({row.repeated / row.decode - 1:+.1%})"
+        f"{row.engine} {row.decode:.1f} → {row.repeated:.1f} tokens/s ({row.repeated / row.decode - 1:+.1%})"
         for row in rows
         if row.repeated and row.decode
     ]

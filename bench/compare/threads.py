@@ -59,7 +59,7 @@ class Threads:
         parts = []
         for side, chosen in self.chosen.items():
             found = ", ".join(f"{n}: {speed:.1f}" for n, speed in self.speeds[side].items())
-            parts.append(f"{side} {chosen} ({found + ' tok/s' if found else 'the sweep failed'})")
+            parts.append(f"{side} {chosen} ({found + ' tokens/s' if found else 'the sweep failed'})")
         return "; ".join(parts) or f"{self.candidates[0]}, not tuned"
 
 

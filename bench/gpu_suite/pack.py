@@ -35,7 +35,8 @@ LEFT_OUT = "python/spac/demo/*.gguf"
 """Files of the tree that stay here. figures.py makes another pair."""
 MODULES = ("cffi", "pycparser", "gguf", "tqdm", "pyyaml", "pybind11", "jinja2", "markupsafe", "diskcache",
            "typing_extensions", "ninja", "uvicorn", "starlette", "sse-starlette", "anyio", "sniffio", "idna",
-           "h11", "click", "prometheus-client", "markdown-it-py", "mdurl", "pygments")  # fmt: skip
+           "h11", "click", "prometheus-client", "markdown-it-py", "mdurl", "mdit-py-plugins", "math-core",
+           "pygments", "pypdf")  # fmt: skip
 """Distributions that the machine may lack. It has to have numpy."""
 UNUSED = ("cann", "et", "hexagon", "hip", "metal", "musa", "opencl", "openvino", "sycl", "virtgpu", "vulkan",
           "webgpu", "zdnn", "zendnn")  # fmt: skip

@@ -62,6 +62,7 @@ class Link:
         """Follow this plan from now on. The copies under way are finished."""
         for held in self._under_way:  # they count as resident, or the plan would ask for them again
             self._table.acquire(*held)
+        plan = plan.ranked()
         actions = self._table.toward(plan.priority, plan.threshold, 0)
         for held in self._under_way:
             self._evict(held)

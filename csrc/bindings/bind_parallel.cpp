@@ -11,11 +11,11 @@ using spac::SequenceStep;
 
 namespace {
 
-py::object probabilities(const SequenceStep & self) {
-    if (!self.probabilities) {
+py::object probabilities(const std::optional<spac::TokenProbabilities> & of) {
+    if (!of) {
         return py::none();
     }
-    const auto &                found = *self.probabilities;
+    const auto &                found = *of;
     const spac::bindings::Shape shape = {static_cast<py::ssize_t>(found.chosen.size()), found.n_top};
     return py::make_tuple(spac::bindings::copy_of(found.chosen), py::array_t<int32_t>(shape, found.top_ids.data()),
                           py::array_t<float>(shape, found.top.data()));
@@ -49,7 +49,9 @@ void bind_parallel(py::module_ & m) {
         .def_readonly("sample_ns", &SequenceStep::sample_ns)
         .def_property_readonly("seconds", [](const SequenceStep & self) { return static_cast<double>(self.ns) / 1e9; })
         .def_property_readonly("reason", [](const SequenceStep & self) { return self.is_end ? "stop" : ""; })
-        .def_property_readonly("probabilities", &probabilities)
+        .def_property_readonly("probabilities",
+                               [](const SequenceStep & self) { return probabilities(self.probabilities); })
+        .def_property_readonly("scored", [](const SequenceStep & self) { return probabilities(self.scored); })
         .def_property_readonly("experts", &experts);
     py::class_<ParallelStep>(m, "ParallelStep", "The result of one step of several sequences.")
         .def_readonly("batch", &ParallelStep::batch)

@@ -33,6 +33,7 @@ void bind_prompts(py::module_ & m) {
         .def_property_readonly("stops", &ChatPrompt::stops)
         .def_property_readonly("preserved_tokens", &ChatPrompt::preserved_tokens)
         .def_property_readonly("thinks", &ChatPrompt::thinks)
+        .def_property_readonly("calls", &ChatPrompt::calls)
         .def_property_readonly("goes_on", &ChatPrompt::goes_on)
         .def("read", &ChatPrompt::read, py::arg("answer"), py::kw_only(), py::arg("is_partial"),
              py::call_guard<py::gil_scoped_release>());

@@ -57,7 +57,8 @@ class PyServerLoop {
     }
 
     std::unique_ptr<LoopText> generate(const py::array_t<int32_t> & tokens, const spac::ImagePrompt * images, int limit,
-                                       size_t n_unseen, int n_top, const py::kwargs & sampling) {
+                                       size_t n_unseen, int n_top, const std::vector<int32_t> & scored,
+                                       const py::kwargs & sampling) {
         spac::TextRequest request;
         request.tokens = {tokens.data(), tokens.data() + tokens.size()};
         if (images != nullptr) {
@@ -65,7 +66,7 @@ class PyServerLoop {
             request.images = images->files;
         }
         request.limit = limit;
-        request.join  = {spac::bindings::sampling_config(sampling), n_unseen, n_top};
+        request.join  = {spac::bindings::sampling_config(sampling), n_unseen, n_top, scored};
         return get().generate(std::move(request));
     }
 
@@ -226,7 +227,8 @@ void bind_server(py::module_ & m) {
              py::arg("params")  = std::map<std::string, std::string>(),
              py::arg("headers") = std::map<std::string, std::string>())
         .def("generate", &PyServerLoop::generate, py::arg("tokens"), py::kw_only(), py::arg("images") = py::none(),
-             py::arg("limit") = -1, py::arg("n_unseen") = 0, py::arg("n_top") = -1)
+             py::arg("limit") = -1, py::arg("n_unseen") = 0, py::arg("n_top") = -1,
+             py::arg("scored") = std::vector<int32_t>())
         .def("keep_draft_routes", &PyServerLoop::keep_draft_routes, py::arg("keeps"))
         .def("on", &PyServerLoop::on, py::arg("event"), py::arg("callback"))
         .def("close", &PyServerLoop::close);

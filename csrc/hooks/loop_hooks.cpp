@@ -4,6 +4,7 @@
 #include "backend/experts/experts.h"
 #include "core/error.h"
 #include "session/llama_models.h"
+#include "session/token_probabilities.h"
 #include "session/token_sampler.h"
 
 #include <algorithm>
@@ -51,6 +52,20 @@ class GraphSize : NotCopied {
         cparams_.n_ubatch = std::min(before_, static_cast<uint32_t>(n_tokens));
     }
     ~GraphSize() { cparams_.n_ubatch = before_; }
+
+  private:
+    llama_cparams & cparams_;
+    uint32_t        before_;
+};
+
+// While it lives, a batch may have so many rows of logits. llama.cpp's buffer of them grows for it.
+class RowsOfLogits : NotCopied {
+  public:
+    RowsOfLogits(const llama_context & ctx, int n_rows)
+        : cparams_(const_cast<llama_cparams &>(ctx.get_cparams())), before_(cparams_.n_outputs_max) {
+        cparams_.n_outputs_max = std::max(before_, static_cast<uint32_t>(n_rows));
+    }
+    ~RowsOfLogits() { cparams_.n_outputs_max = before_; }
 
   private:
     llama_cparams & cparams_;
@@ -212,8 +227,18 @@ bool LoopHooks::accept() {
     return drafts_ != nullptr && !is_drafting_;
 }
 
+int LoopHooks::n_scored() const {
+    size_t most = 0;
+    for (const auto & [sampler, each] : samplers_) {
+        if (each.request != nullptr && !each.has_scored) {
+            most = std::max(most, each.request->scored().size());
+        }
+    }
+    return static_cast<int>(most);
+}
+
 int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs, int n_asking,
-                      LoopWindows windows) {
+                      int n_rows, LoopWindows windows) {
     const AbortGuard::Pause pause;
     if (is_drafting_) {
         return run(); // draft() measures the time
@@ -232,6 +257,7 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
     const Region region(*gate_);
     int          status = 0;
     {
+        const RowsOfLogits    room(*target_, n_rows);
         const Interrupt::Call call(interrupt_);
         step_    = {};
         windows_ = std::move(windows);
@@ -244,7 +270,7 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
     std::string        cause = remote_loss_of(target_);
     if (!cause.empty()) {
         fault = std::make_exception_ptr(DeviceError(cause));
-    } else if (status == 0 && !embeds && !is_finite(n_outputs)) {
+    } else if (status == 0 && !embeds && !is_finite(n_rows)) {
         cause = no_numbers;
         fault = std::make_exception_ptr(Error(cause));
         forget();
@@ -331,9 +357,14 @@ void LoopHooks::count_grammar(const common_sampler * next) {
 }
 
 void LoopHooks::add(const common_sampler * sampler, const common_params_sampling & params) {
-    samplers_[sampler] = {
-        params.n_probs == 0 && is_greedy(sampler, params), params.n_probs > 0, {}, OwnRequest::of(params), 0, {}};
-    work_ = grammars_->work(); // that of the check and of the beginning belongs to no token
+    samplers_[sampler] = {params.n_probs == 0 && is_greedy(sampler, params),
+                          params.n_probs > 0,
+                          {},
+                          OwnRequest::of(params),
+                          0,
+                          {},
+                          false};
+    work_              = grammars_->work(); // that of the check and of the beginning belongs to no token
 }
 
 void LoopHooks::copy(const common_sampler * sampler, const common_sampler * copied) {
@@ -518,12 +549,29 @@ void LoopHooks::note(SequenceStep step, int row) {
         step.sample_ns = ns_since(verified_);
     }
     int first = 0; // token of the window
-    for (size_t i = 0; i < parts_.size(); first += windows_[i].second, ++i) {
-        if (row >= first && row < first + windows_[i].second) {
+    for (size_t i = 0; i < windows_.size(); first += windows_[i].second, ++i) {
+        if (row < first || row >= first + windows_[i].second) {
+            continue;
+        }
+        if (i < parts_.size()) {
             step.experts = parts_[i];
+        }
+        if (!found->second.has_scored) {
+            step.scored              = scored(*found->second.request, first, row);
+            found->second.has_scored = true;
         }
     }
     found->second.step = {std::move(step), row};
+}
+
+// Returns the probabilities of the tokens that a request scores by the rows up to `row`, of a window from `first` on.
+std::optional<TokenProbabilities> LoopHooks::scored(const OwnRequest & request, int first, int row) const {
+    const auto & asked = request.scored();
+    if (asked.empty()) {
+        return std::nullopt;
+    }
+    const auto n = std::min(static_cast<int>(asked.size()), row - first + 1);
+    return token_probabilities(target_, {asked.end() - n, asked.end()}, request.n_top(), row - n + 1);
 }
 
 bool LoopHooks::skips(const common_sampler * sampler) {

@@ -72,10 +72,12 @@ class LoopHooks : NotCopied {
     void draft(common_speculative * spec, const std::function<void()> & run);
     // Notes that a draft's tokens were accepted. Returns false if llama.cpp's loop has drafted.
     bool accept();
+    // Returns the number of tokens at the end of a prompt whose logits a request of this process asks for.
+    int n_scored() const;
     // Runs a decode. It is a step if `n_outputs`, the tokens that want logits, are all of its tokens. `n_asking`
-    // sequences want logits. `windows` has the tokens in their order. Returns -3 if the logits are no finite numbers,
-    // if an RPC server was lost, or if `stop` was called.
-    int decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs, int n_asking,
+    // sequences want logits. `windows` has the tokens in their order. `n_rows` tokens have logits, those of n_scored()
+    // too. Returns -3 if the logits are no finite numbers, if an RPC server was lost, or if `stop` was called.
+    int decode(const llama_context * ctx, const std::function<int()> & run, int n_outputs, int n_asking, int n_rows,
                LoopWindows windows);
     // Ends a decode of the target early. Any thread may call it.
     void stop() noexcept { interrupt_.cancel(); }
@@ -103,23 +105,25 @@ class LoopHooks : NotCopied {
         bool                                        is_greedy = false; // true: nobody looks at the candidates either
         bool                                        asks_probabilities = false;
         GrammarBudget                               budget;
-        std::shared_ptr<OwnRequest>                 request;       // null: one of a client
-        size_t                                      n_skipped = 0; // tokens of its prompt
-        std::optional<std::pair<SequenceStep, int>> step;          // which is not handed out, and its first row
+        std::shared_ptr<OwnRequest>                 request;            // null: one of a client
+        size_t                                      n_skipped = 0;      // tokens of its prompt
+        std::optional<std::pair<SequenceStep, int>> step;               // which is not handed out, and its first row
+        bool                                        has_scored = false; // true: the prompt's tokens were scored
     };
 
-    int  verify(const std::function<int()> & run, int n_tokens);
-    int  evaluate(const std::function<int()> & run, int n_tokens, int n_outputs);
-    bool may_repeat(const Ends & before, bool is_smaller);
-    Ends ends() const;
-    void end_draft(const llama_tokens & all);
-    void end_step();
-    bool is_finite(int n_outputs) const;
-    void forget();
-    void count_grammar(const common_sampler * next);
-    void count_parts(bool begins);
-    void note(SequenceStep step, int row);
-    void hand_out();
+    int                               verify(const std::function<int()> & run, int n_tokens);
+    int                               evaluate(const std::function<int()> & run, int n_tokens, int n_outputs);
+    bool                              may_repeat(const Ends & before, bool is_smaller);
+    Ends                              ends() const;
+    void                              end_draft(const llama_tokens & all);
+    void                              end_step();
+    bool                              is_finite(int n_outputs) const;
+    void                              forget();
+    void                              count_grammar(const common_sampler * next);
+    void                              count_parts(bool begins);
+    void                              note(SequenceStep step, int row);
+    std::optional<TokenProbabilities> scored(const OwnRequest & request, int first, int row) const;
+    void                              hand_out();
 
     llama_context *                           target_;
     std::shared_ptr<Experts>                  experts_;

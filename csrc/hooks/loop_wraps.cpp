@@ -6,6 +6,7 @@
 #include "server-queue.h"
 #include "session/token_sampler.h"
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <string>
@@ -13,6 +14,25 @@
 #include <vector>
 
 using spac::LoopHooks;
+
+namespace {
+
+// Asks for the logits of the last `n` tokens of each prompt that ends in a batch. Returns the number of further rows.
+int with_rows(llama_batch_ext & batch, const spac::LoopWindows & windows, int n) {
+    int    n_more = 0;
+    size_t end    = 0;
+    for (const auto & [sequence, n_tokens] : windows) {
+        end += static_cast<size_t>(n_tokens);
+        for (int i = 1; i < std::min(n, n_tokens) && batch.tokens[end - 1].output; ++i) {
+            auto & token = batch.tokens[end - 1 - static_cast<size_t>(i)];
+            n_more += token.output ? 0 : 1;
+            token.output = true;
+        }
+    }
+    return n_more;
+}
+
+} // namespace
 
 // The linker calls these in place of llama.cpp's functions.
 extern "C" {
@@ -38,7 +58,8 @@ int32_t __wrap_llama_process(llama_context * ctx, llama_process_type type, llama
             ++n_outputs;
         }
     }
-    return hooks->decode(ctx, run, n_outputs, static_cast<int>(asking.size()), std::move(windows));
+    const int n_rows = n_outputs + with_rows(*batch, windows, ctx == hooks->target() ? hooks->n_scored() : 0);
+    return hooks->decode(ctx, run, n_outputs, static_cast<int>(asking.size()), n_rows, std::move(windows));
 }
 
 common_json __real__Z21format_error_responseRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE10error_type(

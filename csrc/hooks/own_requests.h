@@ -35,6 +35,8 @@ class OwnRequest : NotCopied {
 
     uint64_t                       number() const { return params_.user_sampling_config; } // at least 1
     size_t                         n_unseen() const { return config_.n_unseen; }
+    int                            n_top() const { return config_.n_top; }
+    const std::vector<int32_t> &   scored() const { return config_.scored; }
     bool                           mirostat_penalizes() const { return config_.sampling.mirostat_penalizes; }
     const common_params_sampling & params() const { return params_; }
 

@@ -4,10 +4,11 @@
 // its limit. Where one call is asked for, the answer ends with it. The linker's --wrap leads the calls here
 // (csrc/CMakeLists.txt).
 #include "chat.h"
+#include "hooks/told_tools.h"
 
 #include <algorithm>
+#include <exception>
 #include <regex>
-#include <stdexcept>
 #include <string>
 
 namespace {
@@ -41,15 +42,29 @@ common_chat_params __real__Z27common_chat_templates_applyPK21common_chat_templat
 
 common_chat_params __wrap__Z27common_chat_templates_applyPK21common_chat_templatesRK28common_chat_templates_inputs(
     const common_chat_templates * templates, const common_chat_templates_inputs & inputs) {
-    common_chat_params chat =
-        __real__Z27common_chat_templates_applyPK21common_chat_templatesRK28common_chat_templates_inputs(templates,
-                                                                                                        inputs);
-    if (inputs.tool_choice != COMMON_CHAT_TOOL_CHOICE_REQUIRED || inputs.tools.empty() || inputs.force_pure_content) {
-        return chat;
+    const auto apply = [&](const common_chat_templates_inputs & of) {
+        return __real__Z27common_chat_templates_applyPK21common_chat_templatesRK28common_chat_templates_inputs(
+            templates, of);
+    };
+    if (inputs.tools.empty() || inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_NONE || inputs.force_pure_content) {
+        return apply(inputs);
     }
-    if (chat.grammar.empty()) {
-        throw std::invalid_argument("llama.cpp knows no form of calls for this chat template, so none can be required: "
-                                    "leave tool_choice out, or start with another --chat-template");
+    const bool         wants_call = inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+    const bool         has_calls  = common_chat_templates_get_caps(templates)["supports_tool_calls"];
+    common_chat_params chat;
+    try {
+        chat = apply(inputs);
+    } catch (const std::exception &) {
+        if (has_calls) {
+            throw;
+        }
+        return spac::with_told_tools(inputs, apply); // the template may refuse results of tools
+    }
+    if (chat.grammar.empty() && (wants_call || !has_calls)) {
+        return spac::with_told_tools(inputs, apply);
+    }
+    if (!wants_call) {
+        return chat;
     }
     if (!chat.grammar_lazy) {
         chat.grammar = with_call_first(chat.grammar);

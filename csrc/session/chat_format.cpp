@@ -207,7 +207,8 @@ const std::string &              ChatPrompt::text() const { return parts_->chat.
 const std::vector<std::string> & ChatPrompt::stops() const { return parts_->chat.additional_stops; }
 const std::vector<int32_t> &     ChatPrompt::preserved_tokens() const { return parts_->preserved; }
 bool                             ChatPrompt::thinks() const { return parts_->chat.supports_thinking; }
-bool                             ChatPrompt::goes_on() const { return parts_->goes_on; }
+bool ChatPrompt::calls() const { return parts_->grammar_type == COMMON_GRAMMAR_TYPE_TOOL_CALLS; }
+bool ChatPrompt::goes_on() const { return parts_->goes_on; }
 
 std::string ChatPrompt::read(const std::string & answer, bool is_partial) const {
     try {

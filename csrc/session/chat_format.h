@@ -32,6 +32,8 @@ class ChatPrompt : NotCopied {
     const std::vector<int32_t> & preserved_tokens() const;
     // Returns true if the model may reason before it answers.
     bool thinks() const;
+    // Returns true if the answer may call tools.
+    bool calls() const;
     // Returns true if the answer continues the last message. read() then returns both as one message.
     bool goes_on() const;
 

@@ -21,6 +21,7 @@ struct SequenceStep {
     int                               n_steps    = 0;     // 0 if the batch had prompts: that was no verification
     bool                              is_end     = false; // true: the last token ends the text
     std::optional<TokenProbabilities> probabilities;      // of `tokens`, if the sequence asked for them
+    std::optional<TokenProbabilities> scored;             // of the last of JoinConfig::scored, in the first step
     ExpertCounts                      experts;            // of the sequence's tokens in this verification
     int64_t draft_ns = 0, verify_ns = 0, sample_ns = 0;   // times of the batch, until the sequence had sampled
     int64_t ns = 0;                                       // time since the sequence's step before; 0 for its first one
@@ -40,6 +41,9 @@ struct JoinConfig {
     SamplingConfig sampling;
     size_t         n_unseen = 0;  // first tokens that penalties do not look back on
     int            n_top    = -1; // most probable tokens to report with each token; -1: no probabilities
+    // Tokens to report the probabilities of, by the rows of as many tokens at the end of the prompt. The rows that are
+    // not in the prompt's last batch are left out, and so are their tokens.
+    std::vector<int32_t> scored;
 };
 
 } // namespace spac

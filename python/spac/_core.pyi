@@ -998,6 +998,9 @@ class ChatPrompt:
     def thinks(self) -> bool:
         """True if the model may reason before it answers."""
     @property
+    def calls(self) -> bool:
+        """True if the answer may call tools."""
+    @property
     def goes_on(self) -> bool:
         """True if the answer continues the last message; `read` then returns both as one."""
     def read(self, answer: str, *, is_partial: bool) -> str:
@@ -1166,6 +1169,12 @@ class SequenceStep:
         The first array has the natural logarithms for the tokens, float32[T]. The others have the N most
         probable tokens at their places, best first, int32[T, N], and their logarithms, float32[T, N].
         Probabilities are those before any sampler, over the whole vocabulary.
+        """
+    @property
+    def scored(self) -> tuple[Float32Array, Int32Array, Float32Array] | None:
+        """The log probabilities of the last of `ServerLoop.generate(scored=…)`, as `probabilities`, or None.
+
+        Only the first step has them.
         """
     @property
     def experts(self) -> dict[str, int]:
@@ -1345,13 +1354,16 @@ class ServerLoop:
         limit: int = -1,
         n_unseen: int = 0,
         n_top: int = -1,
+        scored: Sequence[int] = (),
         **sampling: Any,
     ) -> LoopText:
         """Return a text behind a prompt of int32 tokens [n], or behind `images`. Any thread may call this.
 
         `limit` is the most tokens, -1 for any number. `sampling` are those of `_Sampling`. Penalties do not
-        look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. Raise
-        InputError for invalid parameters, and after `close`.
+        look back on the first `n_unseen` tokens. With `n_top` from 0, steps have probabilities. `scored` are
+        tokens whose probabilities the first step has, by the rows of as many tokens at the end of the prompt.
+        Rows before the prompt's last batch are left out. Raise InputError for invalid parameters, and after
+        `close`.
         """
 
     def keep_draft_routes(self, keeps: bool) -> None:

@@ -211,7 +211,7 @@ SIMULATED_DEVICE = Pairs(
 FORM = Parts(
     "SPAC_FORM",
     {
-        "masks": "The device reads the ids masks itself. Without it, the CPU lists the resident experts, and "
+        "masks": "The device reads the ids masks itself. Without it, the CPU lists the experts in slots, and "
         "the device waits. CUDA, whose kernels have been tried, and the simulated device do this.",
         "ahead": "The work after the CPU's part of a layer is queued on the device before the CPU is done. "
         "GPUs do this. The simulated device does not, because it shares the CPU's cores.",
@@ -284,6 +284,15 @@ STATE_HOME = Folder(
     "The user's folder for files in which programs remember things, such as the lines typed into the chat. "
     "If it is not set, it is ~/.local/state. spac uses spac/ in it.",
 )
+CONFIG_HOME = Folder(
+    "XDG_CONFIG_HOME",
+    "The user's folder for settings. If it is not set, it is ~/.config. spac reads spac/config.toml in it.",
+)
+CONFIG = Text(
+    "SPAC_CONFIG",
+    "The file of options that `spac run`, `spac chat` and `spac serve` start from, in place of "
+    "spac/config.toml in the folder of settings. /dev/null stands for no such options.",
+)
 NO_COLOR = Text(
     "NO_COLOR", "If it is not empty, programs write plain text, without color and rendered Markdown."
 )
@@ -298,6 +307,11 @@ API_KEY = Text("SPAC_API_KEY", "The key that clients of the server must send. --
 def cache_folder() -> Path:
     """Return spac's folder for files that can be made again. It may not exist yet."""
     return (CACHE_HOME.get() or Path.home() / ".cache") / "spac"
+
+
+def config_file() -> Path:
+    """Return the file with the user's default options. It may not exist."""
+    return Path(CONFIG.get() or (CONFIG_HOME.get() or Path.home() / ".config") / "spac" / "config.toml")
 
 
 def state_folder() -> Path:

@@ -53,7 +53,7 @@ def make_parser() -> Parser:
     """Return the parser with the options of `spac.run`."""
     parser = Parser(
         prog="spac run",
-        description="Generate text with a Mixture-of-Experts model split between a device and the CPU. "
+        description="Generate text with a Mixture-of-Experts model split between the GPU and the CPU. "
         "Without --target, the bundled demo pair runs.",
         like_llama_cpp=True,
     )
@@ -83,8 +83,9 @@ def make_parser() -> Parser:
     add_engine(parser)
     add_sampling(parser)
     output = parser.add_argument_group("output")
-    output.add_argument("--stats", choices=("text", "json", "none"), default="text",
-                        help="figures at the end, on stderr (default: %(default)s)")  # fmt: skip
+    output.add_argument("--stats", choices=("text", "full", "json", "none"), default="text",
+                        help="figures at the end, on stderr: three lines, all of them, or as JSON "
+                             "(default: %(default)s)")  # fmt: skip
     output.add_argument("--stats-file", metavar="FILE", help="write the figures as JSON to a file too")
     output.add_argument("--record", metavar="FILE.npz",
                         help="note what every step did, for `spac report FILE.npz` and replays")  # fmt: skip
@@ -190,8 +191,10 @@ class Run:
         if self.options.stats_file is not None:
             write_atomically(Path(self.options.stats_file), stats.to_json().encode() + b"\n")
         if self.options.stats == "json":
-            say(stats.to_json())
+            say(stats.to_json(), is_data=True)
         elif self.options.stats == "text":
+            say(stats.summary())
+        elif self.options.stats == "full":
             say(stats.table())
 
     def _canceller(self) -> Callable[[], None]:

@@ -70,7 +70,7 @@ def test_each_side_gets_its_best_number_of_threads(
     for key, job in played.jobs.items():
         if job.kind != "threads":
             assert job.threads == (2 if job.kind == "spac" else 3), key
-    assert "spac 2 (3: 5.0, 2: 7.0, 1: 6.0 tok/s); llama.cpp 3" in subject.threads.text
+    assert "spac 2 (3: 5.0, 2: 7.0, 1: 6.0 tokens/s); llama.cpp 3" in subject.threads.text
     # A later call knows the chosen numbers. Other numbers are tried anew, and a single number is not tried.
     for numbers, chosen in ((["3", "2", "1"], 2), (["2", "1"], 2), (["4"], 4)):
         played.jobs.clear()
@@ -179,7 +179,8 @@ def test_the_first_pair_is_run_again_at_the_end(
     assert {row.engine: row.repeated for row in rows if row.repeated} == {
         "spac lru, draft": 2.0, "llama.cpp --n-cpu-moe, draft": 2.0
     }  # fmt: skip
-    line = "spac lru, draft 4.0 → 2.0 tok/s (-50.0%); llama.cpp --n-cpu-moe, draft 4.0 → 2.0 tok/s (-50.0%)"
+    halved = "4.0 → 2.0 tokens/s (-50.0%)"
+    line = f"spac lru, draft {halved}; llama.cpp --n-cpu-moe, draft {halved}"
     assert repeats(rows) == [f"Repeated at the end: {line}."]
     played.jobs.clear()
     later = comparison_of(twin, tmp_path)

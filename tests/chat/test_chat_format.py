@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac.chat import format as chat_format
-from spac.chat.format import ChatFormat
 from spac.config import EngineConfig, SamplingConfig
-from spac.engine import Engine
+from spac.engine import Engine, chat_format
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from tests.chat.templates import (
     ADD,

@@ -8,9 +8,9 @@ import pytest
 from spac import demo
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.dialogue import Dialogue
-from spac.chat.format import ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from tests.chat.conftest import says
 
@@ -57,7 +57,7 @@ def test_the_status_tells_of_reading_first(dialogue):
     dialogue._note_reading = lambda *counts: (note(*counts), shown.append(dialogue.status()))
     said(dialogue, "def walk(top): ...")
     assert shown[0].startswith("reading: 0 of ")
-    assert "tok/s" in dialogue.status()
+    assert "tokens/s" in dialogue.status()
 
 
 def test_the_oldest_exchanges_are_forgotten_and_not_lost(dialogue):
@@ -171,6 +171,6 @@ def test_the_figures_on_one_line(dialogue):
     assert dialogue.status() == ""
     said(dialogue, "def walk(top):")
     line = dialogue.status()
-    for part in ("tok/s", "acceptance", "hit rate", "GPU", "CPU", "context"):
+    for part in ("tokens/s", "acceptance", "hit rate", "simulated device", "CPU", "context"):
         assert part in line
     assert "\n" not in line

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spac.chat.format import ChatFormat
 from spac.config import EngineConfig
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from tests.chat.conftest import KEEPS, TEMPLATE
 from tests.chat.templates import CHANNELS, THINKING

@@ -10,10 +10,10 @@ import pytest
 from spac.chat.commands import run_command
 from spac.chat.conversation import Conversation
 from spac.chat.dialogue import Dialogue
-from spac.chat.format import ChatFormat
-from spac.chat.messages import image_at
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
+from spac.engine.chat_messages import image_at
 from spac.errors import InputError
 from tools.models import write_projector
 from tools.models.projector import png
@@ -54,6 +54,16 @@ def test_an_image_goes_with_one_message(engine, tmp_path):
     again = opened(engine)
     run_command(again, f"/load {tmp_path / 'talk.json'}")
     assert again.conversation == dialogue.conversation
+
+
+def test_an_image_in_a_chat_of_the_engine(engine, tmp_path):
+    (tmp_path / "a.png").write_bytes(png(64, 96))
+    dialogue = opened(engine)
+    dialogue.show(str(tmp_path / "a.png"))
+    seen = said(dialogue, "look")
+    [exchange] = dialogue.conversation.exchanges
+    message = engine.chat(Conversation().messages("look", images=exchange.images), 8).message()
+    assert message["content"].lstrip() == seen
 
 
 def test_what_cannot_be_shown(engine, tmp_path, tiny_model):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.dialogue import Piece
-from spac.chat.terminal import Lines, Markdown, Plain, is_complete, split_blocks, unfold, visible
+from spac.chat.terminal import Lines, Markdown, Plain, fold, is_complete, split_blocks, unfold, visible
 from spac.errors import InputError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -119,6 +119,10 @@ def test_whatever_is_typed_can_be_ended(text):
     if not is_complete(text):
         assert is_complete(text + "\n") or is_complete(text + '\n"""')
     unfold(text)
+    message = unfold(text)
+    typed = fold(message)
+    assert is_complete(typed)
+    assert unfold(typed) == (f"/{message}" if message.startswith("/") else message)
 
 
 # Markdown

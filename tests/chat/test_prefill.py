@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from spac import demo
-from spac.chat.format import ChatFormat
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from tests.chat.templates import ADD, CHANNELS, THINKING
 from tests.chat.test_published_templates import TEMPLATES

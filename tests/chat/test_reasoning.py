@@ -10,10 +10,10 @@ import pytest
 from spac.chat.commands import run_command
 from spac.chat.conversation import Conversation, Exchange
 from spac.chat.dialogue import Dialogue
-from spac.chat.format import ChatFormat
 from spac.chat.options import DEFAULTS, ChatOptions
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from tests.chat.conftest import KEEPS, OPENS, TEMPLATE, says
 from tests.chat.templates import CHANNELS, THINKING
@@ -92,7 +92,7 @@ def test_a_text_that_ends_answers_of_the_format(engine):
 
 
 def test_pieces_come_as_they_are_said(engine, monkeypatch):
-    monkeypatch.setattr("spac.chat.format.READING_SHARE", 1.0)
+    monkeypatch.setattr("spac.engine.chat_format.READING_SHARE", 1.0)
     talk = dialogue(engine(), says(REASONED[THINKING]))
     kinds, states = [], []
     for piece in talk.answer("hello"):
@@ -243,7 +243,7 @@ def test_a_stop_while_it_reasons(engine):
 
 
 def test_a_stop_in_the_answer_keeps_both(engine, monkeypatch):
-    monkeypatch.setattr("spac.chat.format.READING_SHARE", 1.0)
+    monkeypatch.setattr("spac.engine.chat_format.READING_SHARE", 1.0)
     talk = dialogue(engine(), says(REASONED[THINKING]))
     answer = ""
     for piece in talk.answer("hello"):

@@ -21,13 +21,14 @@ from tools.models.tokenizer import n_tokens
 
 def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):
     file = tmp_path / "chat.json"
-    done = chat("import os \\", "import sys", "/stats", "import re", f"/save {file}", options=("-n", 6))
+    lines = ("import os \\", "import sys", "/stats", "import re", "/stats full", f"/save {file}")
+    done = chat(*lines, options=("-n", 6))
     assert done.code == 0
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     assert messages[0]["content"] == "import os \nimport sys"
     assert done.out == "".join(message["content"] + "\n" for message in messages[1::2])
-    for part in ("no chat template", "tok/s", "acceptance", "hit rate", "context", "speculation", "saved 2"):
+    for part in ("no chat template", "tokens/s", "acceptance", "to change", "speculation", "saved 2"):
         assert part in done.err
 
 
@@ -67,12 +68,16 @@ def test_commands_that_cannot_be(chat):
         "/save": "needs FILE",
         "/reset all": "takes nothing",
         "/stats": "no answer yet",
+        "/stats all": "full or nothing",
         "/load /no/such.json": "/no/such.json: cannot be read",
         "/save /no/such/folder/x": "cannot be written",
         "/scheduler lrux": "lru, static",
         "/draft-length many": "whole number",
         "/draft-length 99": "0 to 8 here; start with --draft-max",
         "/reasoning maybe": "on or off",
+        "/edit import re": "nothing was said yet",
+        "/copy": "nothing was said yet",
+        "/model other.gguf": "this chat keeps its model; start another: spac chat other.gguf",
     }
     done = chat(*bad, "/scheduler moe-spac", "/draft-length 0", "x", options=("-n", 4, "-q"))
     assert done.code == 2
@@ -268,6 +273,29 @@ def test_undo_and_regen(chat, tmp_path):
     shown = done.out.removesuffix("\n")
     assert shown.endswith(said[3])
     assert shown != "\n".join([said[1], said[3], said[3]])  # another seed
+
+
+def test_another_text_in_place_of_the_last_message(chat, tmp_path):
+    file = tmp_path / "chat.json"
+    done = chat("import os", "import re", "/edit import sys", f"/save {file}", options=("-n", 6))
+    assert done.code == 0
+    contents = [message["content"] for message in json.loads(file.read_text())["messages"]]
+    assert contents[::2] == ["import os", "import sys"]
+    assert done.out.endswith(contents[3] + "\n")
+    same = chat("import os", "import sys", options=("-n", 6, "-q"))
+    assert same.out.endswith(contents[3] + "\n")
+    done = chat("import os", "/edit " + "x y " * 3000, "/edit", "/copy", f"/save {file}", options=("-n", 6))
+    assert done.code == 2
+    for words in ("the context holds", "/edit needs the new text behind it here", "/copy needs a terminal"):
+        assert words in done.err
+    assert json.loads(file.read_text())["messages"][0]["content"] == "import os"
+
+
+def test_which_model_answers(chat):
+    done = chat("/model", options=("-n", 2, "--device", "cpu"))
+    assert re.search(r"target\.gguf: .*, [\d.]+ \wi?B, \d+ layers\ndevice cpu: no split\n", done.err)
+    done = chat("/model", options=("-n", 2, "--slots", 5, "--draft-length", 0))
+    assert re.search(r"device simulated: 5 of \d+ experts in slots\ndraft none; context \d+ tokens", done.err)
 
 
 def test_an_answer_that_cannot_be_given_again_is_kept(chat, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -128,7 +129,7 @@ def test_three_times_ctrl_c_loses_nothing(terminal, tmp_path):
     (tmp_path / "template").write_text(TEMPLATE)
     chat = terminal("-n", "1900", "--ignore-eos", "--chat-template-file", "template")
     chat.child.send("import os\r")
-    chat.child.expect("tok/s")  # the figures below the growing answer
+    chat.child.expect("tokens/s")  # the figures below the growing answer
     for _ in range(3):
         chat.child.kill(signal.SIGINT)
     chat.ready()
@@ -153,6 +154,31 @@ def test_commands_and_completion(terminal):
     chat.child.expect(pexpect.EOF)
     chat.child.close()
     assert chat.child.exitstatus == 0
+
+
+def test_the_last_message_is_edited(terminal):
+    chat = terminal("-n", "4")
+    chat.type("//import o\\\rand")
+    chat.type("/edit")
+    chat.type(" more")
+    assert chat.messages()[::2] == ["/import o\nand more"]
+    chat.type("/edit")
+    chat.child.sendintr()
+    chat.ready()
+    chat.type("next")
+    assert chat.messages()[::2] == ["/import o\nand more", "next"]
+    assert chat.leave() == 0
+
+
+def test_the_last_answer_is_copied(terminal):
+    chat = terminal("-n", "4")
+    chat.type("import os")
+    answer = chat.messages()[1]
+    chat.child.send("/copy\r")
+    chat.child.expect(r"\x1b\]52;c;([\w+/=]*)\x07")
+    assert base64.b64decode(chat.child.match[1]).decode() == answer
+    assert "clipboard" in chat.ready()
+    assert chat.leave() == 0
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from spac.cli.completion import parser_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 PROGRAMS = (
+    "setup",
     "run",
     "chat",
     "serve",
@@ -16,6 +19,7 @@ PROGRAMS = (
     "report",
     "models",
     "doctor",
+    "completion",
     "rpc-server",
 )
 
@@ -24,44 +28,46 @@ OTHER = {"options": "others", "positional arguments": "others"}
 """The page's titles for the groups to which argparse gives a title."""
 
 
-def page() -> str:
-    """Return the page as Markdown: one row an option, with the programs that have it.
+@dataclass
+class Row:
+    """An option of one or several programs, in the group in which the first of them has it."""
 
-    An option whose help differs between programs has one row for each help.
-    """
+    title: str
+    programs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """The programs that have the option, by its names with its value, and its help."""
+
+    def __str__(self) -> str:
+        """Return the row. What differs from the first program's option follows with the program's name."""
+        [first, *others] = self.programs
+        options, texts = [first[0]], [first[1]]
+        for option, text in others:
+            of = ", ".join(self.programs[option, text])
+            options += [f"{of}: {option}"] if option != first[0] else []
+            texts += [f"**{of}**: {text}"] if text != first[1] else []
+        every = ", ".join(name for names in self.programs.values() for name in names)
+        return f"| {'; '.join(options)} | {'. '.join(texts)} | {every} |"
+
+
+def page() -> str:
+    """Return the page as Markdown: one row an option, with the programs that have it."""
     lines = ["# Every option", ""]
-    lines += ["What `--help` says in all programs (`python -m tests.cli.options_page`).", ""]
+    lines += ["What `--help all` says in all programs (`python -m tests.cli.options_page`).", ""]
     lines += ["| `spac …` | what it does |", "| --- | --- |"]
-    titles: dict[tuple[str, str], str] = {}
-    programs: dict[tuple[str, str], list[str]] = {}
+    rows: dict[str, Row] = {}
     for name in PROGRAMS:
         parser = parser_of(name)
         lines.append(f"| `{name}` | {parser.description} |")
         for group in parser._action_groups:
-            for row in filter(None, (_row(parser, action) for action in group._group_actions)):
-                titles.setdefault(row, OTHER.get(str(group.title), str(group.title)))
-                programs.setdefault(row, []).append(name)
-    for title in dict.fromkeys(titles.values()):
+            for action in group._group_actions:
+                if (found := _row(parser, action)) is not None:
+                    title = OTHER.get(str(group.title), str(group.title))
+                    row = rows.setdefault(found[0].split("`")[1], Row(title))
+                    row.programs.setdefault(found, []).append(name)
+    for title in dict.fromkeys(row.title for row in rows.values()):
         lines += ["", f"## {title[0].upper()}{title[1:]}", ""]
         lines += ["| option | what it does | `spac …` |", "| --- | --- | --- |"]
-        for (option, text), names in programs.items():
-            if titles[option, text] == title:
-                lines.append(f"| {option} | {text} | {', '.join(names)} |")
+        lines += [str(row) for row in rows.values() if row.title == title]
     return "\n".join(lines) + "\n"
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a program."""
-    name = name.replace("-", "_")
-    for module in (f"spac.{name}", f"spac.{name}.app"):
-        try:
-            make = getattr(importlib.import_module(module), "make_parser", None)
-        except ModuleNotFoundError:
-            continue
-        if make is not None:
-            parser: argparse.ArgumentParser = make()
-            return parser
-    raise LookupError(f"spac {name} has no make_parser()")
 
 
 def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str] | None:

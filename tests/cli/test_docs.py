@@ -8,6 +8,8 @@ import shlex
 import subprocess
 import sys
 
+import anthropic
+import openai
 import pytest
 from prometheus_client import Counter
 
@@ -22,7 +24,7 @@ from spac.serve.metrics import METRICS
 from spac.serve.state import SLOTS
 from spac.stats import RunStats
 from tests.cli.conftest import environment
-from tests.cli.options_page import PAGE, page
+from tests.cli.options_page import PAGE, PROGRAMS, page, parser_of
 from tests.cli.test_readme import PAGES, README, rows
 
 EXAMPLES = [
@@ -54,7 +56,7 @@ def run(command, folder):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split("\n")[0])
@@ -62,6 +64,26 @@ def test_examples_in_python(code, folder):
     out = run(["-c", code], folder)
     assert "tokens/s" in out  # all print their figures
     assert len(out) > 100
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(PAGES)])
+def test_programs_read_the_commands(name):
+    """The options of every command of `spac` in a block of code exist, and take the values that they get."""
+    text = README if name == "README.md" else PAGES[name]
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    for line in "".join(blocks).replace("\\\n", "").splitlines():
+        if match := re.match(r"(?:\w+=\S+ )*spac (.*)", line):
+            program, *words = shlex.split(match[1], comments=True)
+            parser = parser_of(program)
+            parser.parse_args(parser.split(words)[0] if program == "exec" else words)
+
+
+def test_clients_read_the_variables_of_the_guides(monkeypatch):
+    for name, value in re.findall(r"^export (\w+)=(\S+)$", PAGES["guides.md"], re.MULTILINE):
+        monkeypatch.setenv(name, value)
+    assert str(openai.OpenAI().base_url) == "http://127.0.0.1:8000/v1/"
+    client = anthropic.Anthropic()
+    assert (str(client.base_url), client.auth_token) == ("http://127.0.0.1:8000", "none")
 
 
 def test_recording_and_report(folder):
@@ -84,6 +106,11 @@ def test_the_client_in_the_servers_page_is_a_program():
 
 def test_every_option_is_on_its_page():
     assert page() == PAGE.read_text(), "python -m tests.cli.options_page writes it anew"
+
+
+def test_an_option_has_one_row():
+    options = [row[0].split("`")[1] for row in rows(PAGE.read_text())[len(PROGRAMS) :]]
+    assert len(options) == len(set(options))
 
 
 def test_every_figure_is_in_the_statistics():

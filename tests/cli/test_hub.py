@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from spac import _core, models
+from spac.cli.options import target_of
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import VramLimit
 from spac.costs import cache
 from spac.engine import Engine
 from spac.machine.cpu import cpu_description, default_threads, physical_cores
-from spac.model import expected_speed, kernels
+from spac.model import expected_speed, kernels, known
 from spac.model.devices import device_room
 from spac.model.gguf.check import check_model
 from spac.model.hub import Name
+from spac.model.known import MODELS
 from tests.cli.conftest import environment
 from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
@@ -100,7 +103,10 @@ def test_every_program_has_the_options(program):
         (["-m", "x.gguf", "-md", "y.gguf", "-hfd", "a/b"], "--draft and a draft by name both say"),
         (["-hfd", "a/b"], "a draft without a target"),
         (["-hff", "a.gguf"], "add --hf-repo OWNER/REPO"),
-        (["-hf", "a"], "'a' is not OWNER/REPO or OWNER/REPO:QUANT"),
+        (["-hf", "a"], "'a' is not OWNER/REPO or OWNER/REPO:QUANT, nor a short name: deepseek-v2-lite, gpt-"),
+        (["-hf", "gpt-oss-2b"], "nor a short name: gpt-oss-20b"),
+        (["-m", "gpt-oss-2b"], "gpt-oss-2b: there is no such file or short name; did you mean gpt-oss-20b"),
+        (["glm-4.5-ari"], "'glm-4.5-ari' belongs to no option and is no model's name; did you mean glm"),
     ],
 )
 def test_what_does_not_go_together(capsys, words, said):
@@ -112,6 +118,31 @@ def test_what_does_not_go_together(capsys, words, said):
         code = exit_.code
     assert code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("words", [["{}"], ["-hf", "{}"], ["--target", "{}"]])
+def test_short_names(program, words, monkeypatch, tmp_path):
+    fetched = []
+    monkeypatch.setattr("spac.cli.options.fetch", lambda name, *_: fetched.append(name) or tmp_path)
+    for text in ("gpt-oss-20b", "Qwen3-30B-A3B:Q8_0"):
+        options = parser_of(program).parse_args([word.format(text) for word in words])
+        assert target_of(options) == tmp_path
+    assert fetched == [Name("ggml-org/gpt-oss-20b-GGUF"), Name("unsloth/Qwen3-30B-A3B-GGUF", "Q8_0")]
+
+
+def test_a_file_goes_before_a_short_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt-oss-20b").touch()
+    for words in (["gpt-oss-20b"], ["-m", "gpt-oss-20b"]):
+        assert target_of(parser_of("run").parse_args(words)) == Path("gpt-oss-20b")
+
+
+def test_a_short_name_is_a_repository():
+    for model in MODELS:
+        assert known.hub_name(model.name) == model.hub == known.hub_name(model.name.upper())
+        assert "/" in Name.parse(model.name).repo
+        assert model.file_size > model.expert_bytes > 0.8 * model.file_size
 
 
 # spac models
@@ -137,7 +168,7 @@ def test_what_would_fit(rows, monkeypatch):
     assert "bad.gguf" in bad.fault
     assert moe.tokens_per_second is None
     assert moe.drafts == ("a/Qwen3-0.6B-GGUF:F32 (untried)",)
-    text = "\n".join(models._lines(rows("300M"), device_room(VramLimit.parse("300M"))))
+    text = "\n".join(models.table(rows("300M"), device_room(VramLimit.parse("300M"))))
     assert "36 of 36" in text
     assert "not measured" in text
     moe = rows("256M")[0]
@@ -162,7 +193,7 @@ def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_
 def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("SPAC_DEVICE", "cpu")
-    lines = list(models._lines(rows(None), None))
+    lines = [models.head(None), *models.table(rows(None), None)]
     assert "tokens/s on the CPU alone" in lines[1]
     assert "not measured" in lines[2]
     assert not [line for line in lines if line.startswith("tokens/s (")]
@@ -176,7 +207,7 @@ def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch, tmp_path):
     measured = cache.newest(config.target, "cpu")
     assert found[0].tokens_per_second == 1 / measured.verify(1)
     assert [row.speed_from for row in found] == ["runs", "", ""]
-    lines = list(models._lines(found, None))
+    lines = [models.head(None), *models.table(found, None)]
     assert lines[2].endswith(" (runs)")
     assert [line for line in lines if line.startswith("tokens/s (runs): ")]
 
@@ -225,7 +256,7 @@ def test_layers_that_draft_are_named(tiny_model):
 def test_the_demo_pair_is_the_one_that_was_tried():
     rows = models.rows_of(models._files(quiet=True)[:2], None)
     assert [row.drafts for row in rows] == [("demo draft (tried)",), ()]
-    assert "a draft for demo: demo draft (tried)" in models._lines(rows, None)
+    assert "a draft for demo: demo draft (tried)" in models.table(rows, None)
 
 
 @pytest.mark.parametrize(

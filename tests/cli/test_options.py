@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from spac.cli.program import in_options
 from spac.run import make_parser
+from tests.cli.options_page import PROGRAMS, parser_of
 
 
 @pytest.mark.parametrize(
@@ -97,20 +100,39 @@ def test_a_prompt_that_does_not_fit(spac_run, target):
     assert "256" in outcome.error
 
 
-def test_the_help_fits_on_a_terminal(spac_run):
-    outcome = spac_run("--help", env={"COLUMNS": "100"})
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_help_fits_on_two_screens(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = parser_of(name).help_on(None)
+    assert len(text.splitlines()) <= 80
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_option_is_in_the_help_of_its_group(name):
+    parser = parser_of(name)
+    groups = parser.groups()
+    assert len(groups) == len([group for group in parser._action_groups[2:] if group._group_actions])
+    parts = [parser.help_on(group) for group in groups]
+    for action in parser._actions:
+        for flag in action.option_strings if action.help != argparse.SUPPRESS else ():
+            assert flag in parser.help_on("all")
+            ours = action in parser._action_groups[1]._group_actions
+            assert ours or [part for part in parts if flag in part.replace(",", " ").split()], flag
+
+
+def test_help_says_how_to_see_the_rest(spac_run):
+    outcome = spac_run("--help")
     assert outcome.code == 0
-    for option in (
-        "--target",
-        "--draft",
-        "--slots",
-        "--scheduler",
-        "--device",
-        "--draft-length",
-        "--stats",
-        "--seed",
-    ):
-        assert option in outcome.out
+    assert outcome.out.splitlines()[-1].split() == ["--help", "all", "every", "option"]
+    assert "--help sampling" in outcome.out
+    assert "--top-k" not in outcome.out
+    assert "--top-k" in spac_run("--help", "sampling").out
+    assert "--slots" not in spac_run("--help=sampling").out
+    assert "--top-k" in spac_run("--help", "all").out
+    wrong = spac_run("--help", "sampler")
+    assert wrong.code == 2
+    assert "'sampler' is no group: choose one of text, engine" in wrong.error
 
 
 def test_spellings_of_llama_cpp_are_understood(spac_run, target, draft):

@@ -9,6 +9,7 @@ import pytest
 
 from spac import env
 from spac.cli.llama_cpp_options import foreign_options
+from spac.model.known import MODELS
 from tests.cli.options_page import PROGRAMS, parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,11 +50,11 @@ def test_its_first_two_commands_are_the_installations():
     assert second.endswith("python -m pytest\n")
 
 
-def test_it_has_ten_options():
-    section = README[README.index("## The ten options") : README.index("## How it works")]
-    assert len(rows(section)) == 10
+def test_it_has_four_options():
+    section = README[README.index("## The four options") : README.index("## How it works")]
+    assert len(rows(section)) == 4
     named = options_in("\n".join(row[0] for row in rows(section)))
-    assert {"--target", "--draft", "--slots", "--vram-limit", "--scheduler", "--device", "--stats"} <= named
+    assert {"--target", "--slots", "--vram-limit", "--ctx"} <= named
 
 
 @pytest.mark.parametrize("name", ["README.md", *sorted(PAGES)])
@@ -104,11 +105,18 @@ def test_the_memory_table_is_its_arithmetic():
     [cards] = re.findall(r"^\| model and quantization .*$", text, re.MULTILINE)
     sizes = [int(size) for size in re.findall(r"on (\d+) GB", cards)]
     table = [row for row in rows(text) if len(row) == len(sizes) + 5 and row[1].endswith(" GB")]
-    assert len(table) == 3
-    for _, file, experts, layers, *cells, host in table:
+    known, named = {model.name: model for model in MODELS}, []
+    for model, file, experts, layers, *cells, host in table:
         file, experts = float(file.split()[0]), float(experts.split()[0])
+        for name in re.findall(r"`(.+?)`", model):
+            named.append(name)
+            found = known[name]
+            assert (found.file_gb, found.experts_gb, found.quant) == (file, experts, model.split(", ")[1])
+            assert layers == f"{found.n_expert_layers} × {found.n_expert}"
         n_layers, n_experts = map(int, layers.split(" × "))
         assert 2e6 < experts * 1e9 / (n_layers * n_experts) < 15e6
         room = [0.95 * size * 1.073741824 - (file - experts) - 1.6 for size in sizes]
-        assert cells == [f"{min(1, each / experts):.0%}".replace("%", " %") for each in room]
+        shares = [f"{min(1, each / experts):.0%}".replace("%", " %") if each > 0 else "–" for each in room]
+        assert cells == shares
         assert file < 0.9 * float(host.split()[0]) * 1.073741824
+    assert named == list(known)

@@ -31,9 +31,15 @@ def test_text_goes_to_stdout_and_figures_to_stderr(spac_run, target):
     assert outcome.code == 0
     assert outcome.out.endswith("\n")
     assert len(outcome.out) > 1
+    figures = [line.split("  ")[0] for line in outcome.err.splitlines() if not line.startswith("spac: ")]
+    assert figures == ["speed", "computed", "to change"]
+    assert "speed" not in outcome.out
+
+
+def test_all_figures(spac_run, target):
+    outcome = spac_run("-m", target, "-p", "def f(", *GREEDY, "--stats", "full")
     for subject in ("speed", "prompt", "experts", "hit rate", "share", "moved", "host waits", "simulated"):
         assert subject in outcome.err
-    assert "speed" not in outcome.out
 
 
 def test_the_figures_as_json(spac_run, target, draft, tmp_path):
@@ -193,8 +199,9 @@ def test_every_scheduler_gives_the_same_text(spac_run, target, draft, scheduler)
 @pytest.mark.parametrize("kind", ["ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"])
 def test_drafts_without_a_draft_model(spac_run, target, kind):
     outcome = spac_run(
-        "-m", target, "-p", "abcabcabcabcabcabcabcabcabcabc" * 3, *GREEDY, "--draft-type", kind
-    )
+        "-m", target, "-p", "abcabcabcabcabcabcabcabcabcabc" * 3, *GREEDY, "--draft-type", kind,
+        "--stats", "full",
+    )  # fmt: skip
     assert outcome.code == 0
     assert kind in outcome.err
 

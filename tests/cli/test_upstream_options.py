@@ -26,8 +26,9 @@ MAY_BE_LEFT_OUT = {"-fa", "--flash-attn"}
 """Options whose value may be left out, because they had none once."""
 OTHERWISE = {
     "--draft",  # it takes a file here
+    "--help", "-h",  # they may take a group here
     "--slots",  # it takes a number here
-}
+}  # fmt: skip
 
 
 def options(program):

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from spac.config import EngineConfig, SamplingConfig, Slots
+from spac.config import ContextConfig, EngineConfig, SamplingConfig, Slots
+from spac.config.fields import help_of, option_fields
 from spac.config.values import Adapter
 from spac.errors import InputError
 
@@ -112,3 +113,12 @@ def test_draft_types_follow_from_what_is_given(settings, types):
 def test_a_list_of_adapters_may_be_longer_than_a_file_name():
     names = [f"adapter-{i}.gguf" for i in range(500)]
     assert [str(each.path) for each in Adapter.parse(",".join(names))] == names
+
+
+@pytest.mark.parametrize("config", [EngineConfig, ContextConfig, SamplingConfig])
+def test_the_docstring_tells_of_every_field(config):
+    text = " ".join(config.__doc__.split())
+    for item in option_fields(config):
+        assert len(item.metadata["help"]) > 10
+        told = f" {item.name}: " + ("if False: " if item.metadata["off"] else "")
+        assert told + " ".join(help_of(item).split()) in text

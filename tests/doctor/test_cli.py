@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from spac import __version__, cli
-from spac.cli import COMMANDS, main
+from spac.cli import COMMANDS, ELSEWHERE, main
 
 
 def test_the_version(capsys):
@@ -25,11 +26,19 @@ def test_the_help_names_all_commands(capsys):
     assert capsys.readouterr() == ("", out)
 
 
+def test_help_with_a_command_is_the_commands_help(capsys):
+    for words in (["help", "report"], ["report", "--help"]):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0
+        assert "RECORDING" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("serv", "did you mean 'serve'?"),
-        ("zzz", "choose one of run, chat"),
+        ("zzz", "choose one of setup, run"),
         ("--target", "options follow the command"),
         ("run\nchat", "run chat"),
         ("", "usage"),
@@ -40,6 +49,26 @@ def test_what_is_no_command(capsys, name, said):
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_words_of_other_programs_name_the_way_here(capsys, name):
+    assert name not in COMMANDS
+    assert main([name, "x"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    named = re.findall(r"`spac ([\w-]+)", err)
+    assert set(named) <= set(COMMANDS)
+    assert named or name in ("rm", "stop")
+
+
+def test_help_on_a_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["help", "models"])
+    assert end.value.code == 0
+    assert "spac models" in capsys.readouterr().out
+    assert main(["help", "serv"]) == 2
+    assert "did you mean 'serve'?" in capsys.readouterr().err
 
 
 def test_a_command_that_is_not_installed(capsys, monkeypatch):

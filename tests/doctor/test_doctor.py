@@ -45,8 +45,10 @@ def test_as_json_and_as_lines(capsys, monkeypatch, findings):
     report = json.loads(capsys.readouterr().out)
     assert report["healthy"]
     assert [finding["name"] for finding in report["findings"]] == list(findings)
+    assert report["verdict"].startswith("Models run here on ")
     assert main([]) == 0
     out = capsys.readouterr().out
+    assert out.splitlines()[:2] == [report["verdict"], ""]
     for finding in findings.values():
         assert finding.found in out
         assert finding.why in out
@@ -62,6 +64,23 @@ def test_what_would_fit(tiny_model):
     assert "must be on the device" in fit.why
     _, fit = devices.vram(tiny_model("qwen3"), None)
     assert (fit.state, "experts" in fit.found) == ("ok", False)
+
+
+def test_what_would_fit_on_a_card_that_is_not_there(tiny_model, monkeypatch):
+    monkeypatch.setenv("SPAC_DEVICE", "cpu")
+    target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
+    room, fit = devices.vram(target, VramLimit.parse("300M"))
+    assert (
+        room.found
+        == "a card: room for 44.0 MiB of the 300.0 MiB that --vram-limit allows, a margin left free"
+    )
+    assert (fit.state, "100% of them fit" in fit.found) == ("ok", True)
+    [share] = devices.vram(target, VramLimit.parse("50%"))
+    assert (share.state, share.why) == (
+        "off",
+        "50% of no card: give the size of one, such as --vram-limit 8G",
+    )
+    assert not list(devices.vram(target, None))
 
 
 def test_whether_the_model_sees(tiny_model, tmp_path, capsys):
@@ -120,6 +139,20 @@ def test_a_wrong_target_is_one_line(capsys, tmp_path):
     assert out == ""
     assert err.startswith("spac doctor: error: ")
     assert err.endswith("nope.gguf: there is no such file; check the path\n")
+
+
+def test_the_file_of_options(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPAC_CONFIG", str(path := tmp_path / "c.toml"))
+    path.write_text("[all]\nctx = 8192\ntemp = 1\n[run]\n")
+    [finding] = host.config()
+    assert (finding.state, finding.found) == ("ok", f"{path}: [all] ctx, temp")
+    path.write_text("[all")
+    [finding] = host.config()
+    assert finding.state == "fault"
+    monkeypatch.delenv("SPAC_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    [finding] = host.config()
+    assert finding.found == f"{tmp_path}/spac/config.toml: sets nothing"
 
 
 def test_missing_extras_and_folders_are_no_fault(monkeypatch, tmp_path):

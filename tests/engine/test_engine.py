@@ -12,6 +12,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.scheduler import Event, Plan, Scheduler
+from spac.scheduler.ewma import best_per_pool
 from tools.threads import n_threads
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
@@ -207,6 +208,42 @@ def test_a_scheduler_sees_every_step(target, tiny_model):
     assert all(verified == drafted + 1 for _, _, drafted, verified, _ in steps)
     assert sum(demand for _, demand, *_ in steps) == stats.activations
     assert not layers[1:].any()
+
+
+class Shares(Scheduler):
+    """Scheduler whose priorities are the shares of the activations since the start, or NaN."""
+
+    name = "shares"
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def on(self, event, view):
+        self.uses = view.demand if event == Event.START else self.uses + view.demand
+        shares = self.uses * self.scale / max(1, self.uses.sum())
+        return Plan(shares, best_per_pool(shares, view))
+
+
+def test_a_scheduler_with_priorities_of_floating_point(target, tmp_path):
+    """It fills the slots, goes on from the plan of a state, and changes no word."""
+
+    def run(scheduler, **options):
+        with Engine(config(target, slots=5, scheduler=scheduler, **options)) as engine:
+            first = engine.events.driver and engine.events.driver.plan
+            text = "".join(engine.generate("def f(", 12))
+            assert not [note for note in engine.notes if "state" in note]
+            return text, first, engine.events.driver and engine.events.driver.plan
+
+    text, *_ = run("none")
+    once, _, kept = run(Shares(), state=tmp_path / "state")
+    again, first, _ = run(Shares(), state=tmp_path / "state")
+    assert once == again == text
+    assert kept.priority.dtype == first.priority.dtype == np.float64
+    assert 0 < kept.priority.max() < 1
+    np.testing.assert_array_equal(first.wanted, kept.wanted)
+    assert kept.wanted.sum() >= 5
+    with pytest.raises(InputError, match=r"^a plan's priority has NaN"):
+        run(Shares(np.nan))
 
 
 def test_a_scheduler_that_fails_is_heard(target):

@@ -22,7 +22,7 @@ from tests.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
 PROGRAM = """
 import json, sys
 from spac.config import EngineConfig, SamplingConfig
-from spac.chat.format import ChatFormat
+from spac.engine.chat_format import ChatFormat
 from spac.engine import Engine
 from spac.errors import InputError
 

@@ -104,9 +104,21 @@ def test_commands_of_this_environment(started, tmp_path, first):
     assert started[0] == [str(tmp_path / "bin" / "a-tool"), "-v"]
 
 
+@pytest.mark.parametrize("python", ["python", "python3.12", sys.executable])
+@pytest.mark.parametrize("rest", [["app.py", "-x"], ["-m", "app", "-x"], ["-c", "pass"], []])
+def test_python_may_stand_before_the_program(started, tmp_path, python, rest):
+    (tmp_path / "app.py").touch()
+    with pytest.raises(SystemExit):
+        main(["--slots", "3", python, *rest])
+    assert started[0] == rest
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["python", "gone.py"], "there is no program 'gone.py'"),
+        (["python", "-m"], "the name of a module is missing"),
+        (["/bin/sh", "app.py"], "/bin/sh is no Python script"),
         ([], "no program: name a file, a command, or -m MODULE"),
         (["--slots", "3"], "no program"),
         (["-m"], "-m: the name of a module is missing"),

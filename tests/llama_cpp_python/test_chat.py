@@ -59,6 +59,51 @@ def test_tool_calls_at_once_and_streamed(llm: Llama) -> None:
     assert json.loads("".join(part["function"]["arguments"] for part in parts)) == {"a": 1, "b": 22}
 
 
+STOPPED = {
+    "in the reasoning and in the answer": ("<think>\nhmm END\n</think>\n\nhi END there", "hmm END", "hi "),
+    "in the reasoning alone": ("<think>\nhmm END\n</think>\n\nhi there", "hmm END", "hi there"),
+    "without reasoning": ("hi END there", "", "hi "),
+}
+
+
+@pytest.mark.parametrize(("text", "reasoning", "content"), STOPPED.values(), ids=STOPPED)
+@pytest.mark.parametrize("logprobs", [None, True])
+def test_stop_strings_count_in_the_answer(
+    llm: Llama, text: str, reasoning: str, content: str, logprobs: bool | None
+) -> None:
+    asked: dict[str, Any] = {"logprobs": logprobs, **saying(text)}
+    whole = llm.create_chat_completion(USER, **asked)
+    made = llm.create_chat_completion(USER, stop=["END", ""], **asked)
+    message = made["choices"][0]["message"]
+    assert (message.get("reasoning_content", "").strip(), message["content"]) == (reasoning, content)
+    n_made, n_whole = (each["usage"]["completion_tokens"] for each in (made, whole))
+    assert (n_made < n_whole) == (content == "hi ")
+    assert n_made > len(llm.tokenize(f"{reasoning}{content}".encode(), add_bos=False)) / 2
+    assert made["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "stop"
+    assert bool(made["choices"][0]["logprobs"]) == bool(logprobs)
+    chunks = list(llm.create_chat_completion(USER, stop="END", stream=True, **asked))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content") or "" for delta in deltas) == content
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas).strip() == reasoning
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_stop_string_in_the_space_behind_the_reasoning(llm: Llama) -> None:
+    said = saying("<think>\nhmm\n</think>\n\nhi\nthere")
+    message = llm.create_chat_completion(USER, stop="\n", **said)["choices"][0]["message"]
+    assert (message["reasoning_content"].strip(), message["content"]) == ("hmm", "hi")
+
+
+def test_a_stop_string_that_does_not_come(llm: Llama) -> None:
+    """Text that may begin a stop string is held back, and comes at the end or before a call of a tool."""
+    for text in ("hi EN", CALLED.replace("</think>", "</think>EN")):
+        for stream in (False, True):
+            made = llm.create_chat_completion(USER, tools=[ADD], stop="END", stream=stream, **saying(text))
+            parts = [c["choices"][0]["delta"] for c in made] if stream else [made["choices"][0]["message"]]
+            assert "".join(part.get("content") or "" for part in parts).endswith("EN")
+            assert any("tool_calls" in part for part in parts) == (text != "hi EN")
+
+
 def test_a_schema_where_llama_cpps_own_loop_generates(path: Path) -> None:
     """llama_cpp's loop cannot follow the chat's grammar. It gets the schema's grammar."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -116,10 +161,12 @@ def test_what_is_refused(llm: Llama) -> None:
         llm.create_chat_completion([{"role": "user", "content": 3}])
 
 
-def test_the_plain_template_cannot_call_tools(opened: Open) -> None:
-    llm = opened(chat_format="common")
-    with pytest.raises(InputError, match="tool_choice: the plain chat template cannot call tools"):
-        llm.create_chat_completion(USER, tools=[ADD], tool_choice="required")
+def test_a_model_without_a_template_is_told_of_tools(opened: Open) -> None:
+    llm = opened(chat_format="common", n_ctx=512)
+    answer = llm.create_chat_completion(
+        USER, tools=[ADD], tool_choice="required", max_tokens=200, temperature=0
+    )
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "add"
 
 
 def test_other_formats_are_llama_cpps(opened: Open, path: Path) -> None:

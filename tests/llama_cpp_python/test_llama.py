@@ -56,12 +56,19 @@ def test_the_split_and_the_draft_are_at_work(split: Llama) -> None:
     split.reset()
     take(split, tokens_of(split), 20)
     stats = split.stats
-    assert stats is not None
     assert stats.device == "simulated"
     assert stats.drafted_tokens > stats.accepted_tokens > 0
     assert stats.activations > 0
     assert stats.uploads > 0
     assert stats.generated_tokens == 20
+
+
+@pytest.mark.parametrize("options", [{"device": "simulated"}, {"device": "cpu"}, {"vocab_only": True}])
+def test_statistics_before_the_first_call(opened: Open, options: dict[str, Any]) -> None:
+    stats = opened(**options).stats
+    assert (stats.generated_tokens, stats.prompt_tokens, stats.reason) == (0, 0, "")
+    assert stats.device == options.get("device", "cpu")
+    assert " 0 tokens" in stats.table()
 
 
 @settings(max_examples=15, deadline=None)
@@ -91,7 +98,6 @@ def test_a_prompt_that_is_there_is_not_evaluated_again(split: Llama) -> None:
     first = take(split, tokens_of(split), 8)
     longer = tokens_of(split) + first + tokens_of(split, " and")
     take(split, longer, 4)
-    assert split.stats is not None
     assert 0 < split.stats.prefilled_tokens < len(longer) - len(tokens_of(split)) - 4
 
 
@@ -140,7 +146,6 @@ def test_a_ram_cache_keeps_what_the_loop_has(opened: Open) -> None:
     text = llm(PROMPT, max_tokens=6, temperature=0)["choices"][0]["text"]
     llm("A text of its own", max_tokens=6, temperature=0)
     assert llm(PROMPT, max_tokens=6, temperature=0)["choices"][0]["text"] == text
-    assert llm.stats is not None
     assert llm.stats.cached_tokens == len(tokens_of(llm)) - 1
 
 
@@ -191,7 +196,6 @@ def test_context_full(split: Llama) -> None:
     assert len(tokens) < split.n_ctx()
     made = list(split.generate(tokens, **GREEDY))
     assert len(made) == split.n_ctx() - len(tokens)
-    assert split.stats is not None
     assert split.stats.reason == "length"
     with pytest.raises(ValueError, match="exceed context window"):
         split.create_completion(tokens * 3)
@@ -350,7 +354,6 @@ def test_without_experts_it_is_plain_llama_cpp(tiny_model: TinyModel, opened: Op
     assert llm.engine is None
     assert llm.notes == []
     assert len(take(llm, tokens_of(llm), 4)) == 4
-    assert llm.stats is not None
     assert (llm.stats.device, llm.stats.generated_tokens, llm.stats.hit_rate) == ("cpu", 4, None)
 
 
@@ -358,7 +361,6 @@ def test_draft_for_a_model_without_experts(tiny_model: TinyModel, opened: Open) 
     plain = opened(tiny_model("qwen3"))
     drafted = opened(tiny_model("qwen3"), draft=tiny_model("qwen3"), draft_length=3)
     assert take(drafted, tokens_of(plain), 12) == take(plain, tokens_of(plain), 12)
-    assert drafted.stats is not None
     assert drafted.stats.accepted_tokens > 4
 
 
@@ -443,7 +445,6 @@ def test_a_window_that_came_back_goes_to_llama_cpps_own_loop(tiny_model: TinyMod
     llm = opened(path, **size)
     for tokens in (one, other, one):
         take(llm, tokens, 4)
-    assert llm.stats is not None
     assert llm.stats.cached_tokens > len(one) - 16
     assert take(llm, edited, 24, logits_processor=processor) == expected
 

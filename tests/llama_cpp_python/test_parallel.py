@@ -40,7 +40,6 @@ def llama() -> Iterator[Llama]:
 
 def plain(llama: Llama, text: str) -> Any:
     made = llama(text, max_tokens=20, temperature=0.0)
-    assert llama.stats is not None
     return made["choices"][0]["text"], llama.stats.generated_tokens
 
 

@@ -153,7 +153,7 @@ def test_a_device_without_memory_is_named_with_the_remedy(target: Path) -> None:
 
 def test_bad_devices_are_one_line_for_enabled_programs(target: Path) -> None:
     with pytest.raises(InputError, match=r"enable\(\) has no 'tensor_split'"):
-        spac.enable(tensor_split=[1, 1])
+        spac.enable(tensor_split=[1, 1])  # type: ignore[call-arg]
     spac.enable(device="simulated,simulated9")
     with pytest.raises(InputError, match="unknown device 'simulated9'"):
         llama_cpp.Llama(str(target), **SMALL)

@@ -6,6 +6,7 @@ import pytest
 
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.machine import control_groups
 from spac.machine.cpu import cpu_quota, default_threads, missing_features, physical_cores, threads_advice
 
 
@@ -22,18 +23,33 @@ def test_there_is_a_core():
     assert physical_cores() >= 1
 
 
+V1 = "4:cpu,cpuacct:/box\n0::/\n"
+
+
 @pytest.mark.parametrize(
-    ("files", "quota"),
-    [({}, None), ({"cpu.max": "max 100000\n"}, None), ({"cpu.max": "250000 100000\n"}, 2.5),
-     ({"cpu.max": "100 0"}, None), ({"cpu.max": "what"}, None),
-     ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-     ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0)],
+    ("own", "files", "quota"),
+    [("0::/\n", {}, None), ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+     ("0::/\n", {"cpu.max": "250000 100000\n"}, 2.5), ("0::/\n", {"cpu.max": "100 0"}, None),
+     ("0::/\n", {"cpu.max": "what"}, None),
+     # A unit of systemd, and a pod of Kubernetes: the limit stands at the group, or at one around it.
+     ("0::/unit/app\n", {"unit/app/cpu.max": "150000 100000\n", "unit/cpu.max": "max 100000\n"}, 1.5),
+     ("0::/unit/app\n", {"unit/app/cpu.max": "800000 100000\n", "unit/cpu.max": "300000 100000\n"}, 3.0),
+     ("0::/unit/app\n", {"other/cpu.max": "100000 100000\n"}, None),
+     (V1, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+     (V1, {"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+     (V1, {"cpu/box/cpu.cfs_quota_us": "200000\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, 2.0)],
 )  # fmt: skip
-def test_a_container_may_have_a_quota(tmp_path, monkeypatch, files, quota):
+def test_a_group_may_have_a_quota(tmp_path, monkeypatch, own, files, quota):
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
-    assert cpu_quota(tmp_path) == quota
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
+    assert cpu_quota() == quota
+
+
+def test_a_quota_limits_the_cores(monkeypatch):
     monkeypatch.setattr("spac.machine.cpu.n_cores", lambda _: 8)
     for limit, cores in ((None, 8), (2.5, 2), (0.5, 1), (100.0, 8)):
         monkeypatch.setattr("spac.machine.cpu.cpu_quota", lambda limit=limit: limit)

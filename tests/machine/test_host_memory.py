@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spac.machine import host_memory
+from spac.machine import control_groups, host_memory
 
 MIB = 1 << 20
 
@@ -14,8 +14,8 @@ MIB = 1 << 20
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of control groups. The process is in no group yet."""
-    monkeypatch.setattr(host_memory, "_GROUPS", tmp_path)
-    monkeypatch.setattr(host_memory, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
     monkeypatch.setattr(host_memory, "sizes", lambda: (8 << 30, 16 << 30))
     return tmp_path
 

@@ -32,6 +32,20 @@ def test_the_environment_says_what_auto_is(monkeypatch):
         choose_device("auto")
 
 
+def test_options_of_a_device_are_named_on_the_cpu(tiny_model):
+    options = {"ctx": 256, "threads": 1, "device": "cpu"}
+    for given, said in [
+        ({"slots": 5000, "vram_limit": "1M"}, "--slots 5000, --vram-limit 1.0 MiB"),
+        ({}, ""),
+    ]:
+        pair = ModelPair(EngineConfig(target=tiny_model("qwen3moe"), **options, **given), None)
+        try:
+            unused = [note for note in pair.notes if "not used" in note]
+            assert unused == ([f"{said}: not used, for everything runs on the CPU"] if said else [])
+        finally:
+            pair.close()
+
+
 @pytest.mark.skipif(bool(GPUS), reason="this machine has a GPU")
 def test_a_model_without_a_gpu_runs_on_the_cpu(monkeypatch, tiny_model):
     monkeypatch.delenv(env.DEVICE.name)

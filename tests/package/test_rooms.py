@@ -38,9 +38,8 @@ SURFACE = {
     "spac.config": "COUNT CONTEXT CONTEXT_GROUP DRAFT DRAFT_TYPES FIXED_LENGTH LONGEST PROBABILITY "
     "ContextConfig EngineConfig Range SamplingConfig Slots StreamBatch VramLimit names_in option",
     "spac.costs": "SCHEMA Costs ExpertCosts Layer LiveCosts",
-    "spac.engine": "CostEstimator Engine EngineConfig Events FixedGovernor Generation Governor InputError "
-    "PredictionStats LoadProgress Model ModelPair Recorder ExpertCache "
-    "RooflineGovernor RunFiles SamplingConfig Scheduler Setting TokenArray",
+    "spac.engine": "Chat Delta Engine EngineConfig Generation InputError LoadProgress Recorder "
+    "SamplingConfig Scheduler",
     "spac.errors": "Cancelled DeviceError InputError InternalError OutOfMemoryError SpacError one_line",
     "spac.governor": "ChosenLengths BatchGovernor FixedGovernor Governor RooflineGovernor",
     "spac.scheduler": "Event Layer Plan Scheduler View make names parse share_slots",

@@ -64,7 +64,7 @@ def test_every_expert_has_its_cell_and_its_figures(show, content):
                     text, n = seen["texts"][layer * 32 + expert], demand[layer, expert]
                     assert f"Layer {layer}, expert {expert}: " in text
                     assert f"wanted {n:,} time" in text
-                    share = float(text.split("resident in ")[1].split("%")[0])
+                    share = float(text.split("in a slot in ")[1].split("%")[0])
                     assert share == pytest.approx(100 * resident[layer, expert] / looks, abs=0.0501)
             lights, order = np.array(seen["lights"]), np.argsort(matrix.ravel(), kind="stable")
             step = np.diff(lights[order]) * (1 if dark else -1)

@@ -15,6 +15,7 @@ from spac.report import main
 from spac.report.charts import Charts
 from spac.report.figures import Recording, fixed_hit_rate, rows, smooth, time_parts
 from spac.report.page import page
+from spac.stats.advice import verdict
 from spac.stats.words import number, percent
 from tests.report.conftest import spac
 
@@ -44,6 +45,11 @@ def test_the_tables_have_the_key_figures_without_any_script(content):
         assert f">{shown} <small>" in text
     for part in ("Draft", "Host waits", "CPU experts", "Scheduler"):
         assert f'<th scope="row">{part}</th>' in text
+
+
+def test_it_begins_with_a_verdict(content):
+    text = page_of(content)
+    assert text.index(verdict(content["stats"])) < text.index("<main>")
 
 
 def test_names_are_escaped(content):

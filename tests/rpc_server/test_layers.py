@@ -8,9 +8,10 @@ import pytest
 from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig
 from spac.demo import DRAFT, TARGET
-from spac.engine import Engine, ModelPair
+from spac.engine import Engine
 from spac.errors import InputError
 from spac.model.gguf.check import check_model
+from spac.model.pair import ModelPair
 from spac.model.remote import counts_by_memory, divided
 from tools.models import Shape
 

@@ -15,8 +15,9 @@ import pytest
 
 from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig
-from spac.engine import Engine, ModelPair
+from spac.engine import Engine
 from spac.errors import DeviceError
+from spac.model.pair import ModelPair
 from spac.model.remote import LayerCost
 from tests.rpc_server.conftest import Server, receive
 from tests.rpc_server.test_layers import N_LAYER, PROMPT, TOKENS, config, text

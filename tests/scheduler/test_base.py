@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from spac import scheduler
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, share_slots
+from spac.scheduler.ewma import best_per_pool
 from tests.scheduler.views import make_view, models
 
 
@@ -30,8 +33,9 @@ def test_shares_use_every_slot_that_can_be_used(model):
 @pytest.mark.parametrize(
     ("priority", "threshold"),
     [
-        (np.zeros((3, 5)), np.zeros(3, np.int32)),
-        (np.zeros((3, 5), np.int32), np.zeros(3, np.int64)),
+        (np.zeros((3, 5), complex), np.zeros(3, np.int32)),
+        (np.zeros((3, 5), np.int32), np.zeros(3, object)),
+        ([[0] * 5] * 3, np.zeros(3, np.int32)),
         (np.zeros((3, 5), np.int32), np.zeros(2, np.int32)),
         (np.zeros(5, np.int32), np.zeros(1, np.int32)),
     ],
@@ -39,6 +43,82 @@ def test_shares_use_every_slot_that_can_be_used(model):
 def test_a_malformed_plan_is_refused(priority, threshold):
     with pytest.raises(InputError):
         Plan(priority, threshold)
+
+
+@pytest.mark.parametrize("name", ["priority", "threshold"])
+def test_nan_is_refused(name):
+    given = {"priority": np.zeros((3, 5)), "threshold": np.zeros(3)}
+    given[name].flat[2] = np.nan
+    with pytest.raises(InputError, match=rf"^a plan's {name} has NaN, .*: give a number$"):
+        Plan(**given)
+
+
+INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
+KINDS = st.sampled_from(["bool", *INTEGERS, "float16", "float32", "float64", "longdouble"])
+
+
+def reals(shape):
+    """Return a strategy for arrays of any real type, with infinite, huge and equal values, without NaN."""
+
+    def values(kind):
+        dtype = np.dtype(kind)
+        if dtype.kind == "f":
+            wide = st.floats(allow_nan=False, width=min(64, dtype.itemsize * 8))
+            few = st.sampled_from([0.0, -0.0, 0.5, np.inf])
+            return arrays(dtype, shape, elements=few | wide)
+        if dtype.kind == "b":
+            return arrays(dtype, shape)
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        near = st.integers(high - 3, high) | st.integers(low, low + 3) | st.integers(0, 3)
+        return arrays(dtype, shape, elements=near | st.integers(low, high))
+
+    return KINDS.flatmap(values)
+
+
+def exact(array):
+    """Return an array's values as Python's numbers, whose comparisons are exact."""
+    return [int(value) if array.dtype.kind in "iub" else float(value) for value in array.ravel()]
+
+
+@given(priority=reals((2, 4)), threshold=reals(2))
+def test_ranks_keep_the_order_of_any_real_numbers(priority, threshold):
+    plan = Plan(priority, threshold)
+    ranked = plan.ranked()
+    assert ranked.priority.dtype == ranked.threshold.dtype == np.int32
+    assert ranked.priority.shape == (2, 4)
+    values = exact(priority) + exact(threshold)
+    ranks = [*ranked.priority.ravel().tolist(), *ranked.threshold.tolist()]
+    for a, rank_a in zip(values, ranks, strict=True):
+        for b, rank_b in zip(values, ranks, strict=True):
+            assert ((a < b), (a == b)) == ((rank_a < rank_b), (rank_a == rank_b))
+    np.testing.assert_array_equal(plan.wanted, ranked.wanted)
+    if priority.dtype == threshold.dtype == np.int32:
+        assert ranked.priority is priority
+        assert ranked.threshold is threshold
+
+
+@given(new=reals((2, 4)), old=reals((2, 4)), thresholds=reals(4))
+def test_rows_of_two_plans_keep_their_order(new, old, thresholds):
+    """Ranks of each plan alone would not compare with those of the other."""
+    full = Plan(new, thresholds[:2], np.array([True, False])).over(Plan(old, thresholds[2:]))
+    ranks = full.ranked().priority
+    values = np.array([exact(new[0]), exact(old[1])], object)
+    for a, rank_a in zip(values.flat, ranks.flat, strict=True):
+        for b, rank_b in zip(values.flat, ranks.flat, strict=True):
+            assert (a < b) == (rank_a < rank_b)
+
+
+@given(priority=reals((3, 5)), slots=st.integers(0, 15))
+def test_thresholds_of_any_real_numbers(priority, slots):
+    view = make_view([5, 5, 5], [slots], [0, 0, 0])
+    wanted = Plan(priority, best_per_pool(priority, view)).wanted.ravel().tolist()
+    values = exact(priority)
+    chosen = sorted((value for value in values if value > 0), reverse=True)[:slots]
+    if slots:
+        assert wanted == [value > 0 and value >= chosen[-1] for value in values]
+    else:
+        most = {np.inf, *(np.iinfo(kind).max for kind in (np.int32, np.int64, np.uint64))}
+        assert {value for value, is_wanted in zip(values, wanted, strict=True) if is_wanted} <= most
 
 
 def test_a_plan_refuses_layers_of_another_length():

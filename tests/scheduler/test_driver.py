@@ -69,6 +69,19 @@ def test_partial_plans_are_submitted_whole():
     assert [threshold.tolist() for _, threshold in experts.submitted] == [[1, 1, 1], [7, 1, 1]]
 
 
+def test_plans_of_other_numbers_are_submitted_as_ranks():
+    experts = FakeExperts()
+    shares = np.array([[0.5, 0.25, 0.125, 0, 0]] * 3)
+    partial = Plan(shares * 3, np.full(3, 0.5), np.array([True, False, False]))
+    driver = Driver(Scripted(Plan(shares, np.full(3, 0.2)), partial), experts)
+    driver.start()
+    driver.raised(Event.VERIFY_END, np.ones((3, 5), np.int32))
+    (_, _), (priority, threshold) = experts.submitted
+    assert priority.dtype == threshold.dtype == np.int32
+    assert priority.tolist() == [[7, 6, 4, 0, 0], [5, 3, 1, 0, 0], [5, 3, 1, 0, 0]]
+    assert threshold.tolist() == [5, 2, 2]
+
+
 def test_the_first_plan_may_be_partial():
     experts = FakeExperts()
     Driver(Scripted(plan(3, np.array([False, True, False]))), experts).start()

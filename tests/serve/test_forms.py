@@ -119,11 +119,10 @@ def test_a_document_is_text(server):
     assert server.ask("POST", "/v1/messages", body)[0] == 200
 
 
-@pytest.mark.parametrize("field", [{"suffix": ")"}, {"echo": True}, {"echo": True, "logprobs": 1}])
-def test_what_nobody_honours_is_refused_by_name(server, field):
-    status, body = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2, **field})
-    assert (status, next(iter(field)) in body.decode()) == (400, True)
-    fine = {"prompt": "a", "max_tokens": 2, "echo": False, "suffix": None}
+def test_what_nobody_honours_is_refused_by_name(server):
+    status, body = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2, "suffix": ")"})
+    assert (status, "suffix" in body.decode()) == (400, True)
+    fine = {"prompt": "a", "max_tokens": 2, "suffix": None}
     assert server.ask("POST", "/v1/completions", fine)[0] == 200
 
 

@@ -1,4 +1,4 @@
-"""The parts of the page that need no browser: files, Markdown, keys, the live feed."""
+"""The parts of the page that need no browser: files, keys, the live feed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.serve.page import FILES, html_of, live
+from spac.serve.page import FILES, live
 from spac.serve.page.live import LiveFeed
 from spac.stats import RunStats
 from tests.serve.conftest import KEY, Server, tokens_on_page
@@ -36,12 +36,14 @@ def test_files_need_no_key_and_have_a_strict_policy(server, path):
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert response.headers["x-content-type-options"] == "nosniff"
-    assert "://" not in re.sub(r'"http://www.w3.org[^"]*"', "", text), "no other address is named"
+    assert "://" not in text.replace("http://www.w3.org/", ""), "no other address is named"
     assert " on" not in re.findall(r"<[^>]*\son\w+=", text), "no inline handlers"
     connection.close()
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/page/markdown"), ("GET", "/page/events")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/page/markdown"), ("POST", "/page/pdf"), ("GET", "/page/events")]
+)
 def test_what_uses_the_server_needs_the_key(server, method, path):
     assert server.ask(method, path, "", key="wrong")[0] == 401
 
@@ -54,35 +56,6 @@ def test_markdown_over_the_wire(server, thinking_server):
     assert "<pre>*so*\n    a&lt;b</pre>" in json.loads(body)["html"], "this model has no chat template"
     assert server.ask("POST", "/page/markdown", b"\xff")[0] == 400
     assert server.ask("POST", "/page/markdown", b"x" * ((1 << 20) + 1))[0] == 413
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<script>alert(1)</script>", "a <img src=x onerror=alert(1)> b", "![x](https://example.org/x.png)",
-        "[x](javascript:alert(1))", "[x](JaVaScRiPt:alert(1))", "[x](data:text/html,hi)",
-        "[x](//example.org)",
-        "<javascript:alert(1)>", '```"><script>alert(1)</script>\nx\n```', "```python\n</code><script>\n```",
-        '| a |\n|:-:|\n| <b style="x"> |', "[a]: javascript:alert(1)\n\n[a]",
-    ],
-)  # fmt: skip
-def test_markdown_is_safe(text):
-    html = html_of(text)
-    assert not re.search(r"<(script|img|b|iframe|style)\b", html)
-    assert not re.search(r"<[^>]* (style|on\w+|src)=", html)
-    for link in re.findall(r'<a [^>]*href="([^"]*)', html):
-        assert link.startswith("https://")
-
-
-def test_markdown_is_what_it_says():
-    code = html_of("```python\ndef f(x): return 1\n```\n```nothing\na<b\n```")
-    assert '<span class="k">def</span>' in code
-    assert "a&lt;b" in code
-    assert 'rel="noopener noreferrer"' in html_of("[a](http://example.org)")
-    assert html_of(r"\(x\_1\) \[y\] \*z\*") == "<p>\\(x_1\\) \\[y\\] *z*</p>\n", (
-        "formulas keep their brackets"
-    )
-    assert '<td class="right">' in html_of("| a |\n|--:|\n| 1 |")
 
 
 def test_without_a_page(tmp_path):

@@ -65,7 +65,7 @@ def images(page: Page, message: int) -> list[str]:
 
 def test_a_conversation_with_images(page, tmp_path):
     page.open()
-    page.wait("!document.getElementById('attach').hidden")
+    page.wait("document.getElementById('attach').title === 'Attach images and text files'")
     path = tmp_path / "1.png"
     path.write_bytes(SMALL["1.png"])
     choose(page, path)
@@ -94,7 +94,7 @@ def test_a_conversation_with_images(page, tmp_path):
     assert page.browser.complaints == []
 
     page.open()
-    page.wait("!document.getElementById('attach').hidden")
+    page.wait("document.getElementById('attach').title === 'Attach images and text files'")
     bring(page, "paste", {"2.png": SMALL["2.png"]})
     page.send("What is this?", ANSWER)
     page.wait("document.querySelectorAll('article').length === 2")
@@ -105,12 +105,12 @@ def test_a_conversation_with_images(page, tmp_path):
 
 def test_by_keyboard_and_without_a_text(page):
     page.open(390)
-    page.wait("!document.getElementById('attach').hidden")
+    page.wait("document.getElementById('attach').title === 'Attach images and text files'")
     bring(page, "drop", {**SMALL, **LARGE})
     page.wait(f"{ATTACHED} === 3")
     nodes = page.browser.send("Accessibility.getFullAXTree")["nodes"]
     named = {(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes if "role" in node}
-    assert {("button", "Attach images"), ("list", "Attached images"), ("button", "Remove 1.png")} <= named
+    assert {("button", "Attach"), ("list", "Attached files"), ("button", "Remove 1.png")} <= named
     for dark in (False, True):
         page.browser.view(390, 844, dark=dark, phone=True)
         assert page.value(OVERFLOWING) == []

@@ -11,8 +11,9 @@ import pytest
 from tests.chat.templates import THINKING
 from tests.report.browser import Browser, find
 from tests.serve.conftest import KEY, Server, wait_until
+from tests.serve.test_page_markdown import pdf
 
-MARKDOWN = "## Sum\n\nA *plain* text with a [link](https://example.org/):\n\n```python\ndef add(a, b):\n    return a + b + 1000000000000000000000000000000000000000000000000000000000\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n"  # fmt: skip # noqa: E501
+MARKDOWN = "## Sum\n\nA *plain* text with a [link](https://example.org/):\n\n```python\ndef add(a, b):\n    return a + b + 1000000000000000000000000000000000000000000000000000000000\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\nIt is \\(\\color{red}{x^2}\\).\n"  # fmt: skip # noqa: E501
 REASONED = f"<think>\nThink first.\n</think>\n\n{MARKDOWN}"
 ENDLESS = "root ::= [a-z ]+"
 WIDTHS = (390, 800, 1280)
@@ -69,6 +70,13 @@ class Page:
     def click(self, selector: str) -> None:
         self.value(f"[...document.querySelectorAll({json.dumps(selector)})].at(-1).click()")
 
+    def press(self, text: str, place: int = -1) -> None:
+        """Click a button of the messages that has this text."""
+        self.value(
+            "[...document.querySelectorAll('article button')]"
+            f".filter((one) => one.textContent === {json.dumps(text)}).at({place}).click()"
+        )
+
     def send(self, text: str, grammar: str) -> None:
         """Type a message and press Enter."""
         self.value(f"window.grammar = {json.dumps(grammar)}, document.getElementById('prompt').focus()")
@@ -91,11 +99,14 @@ def test_a_conversation(page):
     page.send("Add two numbers", saying(REASONED))
     page.wait_for_answer()
     assert page.browser.complaints == []
-    assert page.text("article.user div") == "Add two numbers"
+    assert page.text("article.user .said") == "Add two numbers"
     assert page.text(".text h2") == "Sum"
     assert page.text("pre .nf") == "add"
     assert page.value("getComputedStyle(document.querySelector('pre .k')).color") != page.value(
         "getComputedStyle(document.querySelector('pre')).color"
+    )
+    assert (
+        page.value("getComputedStyle(document.querySelector('math [data-style]')).color") == "rgb(255, 0, 0)"
     )
     assert page.value("document.querySelector('.text a').rel") == "noopener noreferrer"
     assert "tokens/s" in page.text(".below span")
@@ -112,6 +123,7 @@ def test_a_conversation(page):
     page.wait("document.querySelector('.text').textContent === 'Other.\\n'")
     assert page.value("document.querySelectorAll('article').length") == 2
     assert page.value("sent.at(-1).messages.length") == 1
+    assert page.text(".versions") == "‹ 2/2 ›", "the former answer stays"
 
     page.send("And more", saying("Yes."))
     page.wait("document.querySelectorAll('article').length === 4")
@@ -161,6 +173,156 @@ def test_streaming_stopping_and_the_map(page):
     for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
         page.browser.key(key)
     assert page.text("#expert").startswith("Layer 1, expert 1:")
+
+
+def versions(page: Page) -> list[str]:
+    return page.value("[...document.querySelectorAll('.versions')].map((each) => each.textContent)")
+
+
+def texts(page: Page) -> list[str]:
+    """Return the shown messages, once they are rendered."""
+    page.wait("[...document.querySelectorAll('.tail')].every((tail) => !tail.textContent)")
+    shown = "[...document.querySelectorAll('article .said, article .text')]"
+    return page.value(f"{shown}.map((each) => each.textContent.trim())")
+
+
+def test_messages_are_edited_and_deleted(page):
+    """Former versions and what followed them can be shown again. What is deleted can come back."""
+    page.open()
+    for text, said in (("One", "First."), ("Two", "Second.")):
+        page.send(text, saying(said))
+        page.wait(f"document.querySelectorAll('.text').length && {json.dumps(said)} === "
+                  "[...document.querySelectorAll('.text')].at(-1).textContent.trim()")  # fmt: skip
+        page.wait_for_answer()
+    page.value(f"window.grammar = {json.dumps(saying('Third.'))}")
+    page.press("Edit", 0)
+    assert page.value("document.activeElement.value") == "One"
+    page.browser.send("Input.insertText", text=" and more")
+    page.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    assert texts(page) == ["One and more", "Third."]
+    assert [one["content"] for one in page.value("sent.at(-1).messages")] == ["One and more"]
+    assert versions(page) == ["‹ 2/2 ›"]
+    page.click("[aria-label='Version before']")
+    assert texts(page) == ["One", "First.", "Two", "Second."]
+    assert page.value("document.activeElement.getAttribute('aria-label')") == "Version after"
+    page.browser.open(page.server.url.removesuffix("/v1") + "/")
+    assert texts(page) == ["One", "First.", "Two", "Second."], "the browser keeps the version that is shown"
+    page.press("Delete", 2)
+    assert texts(page) == ["One", "First."]
+    assert page.text("#undo") == "The exchange is deleted. Undo"
+    page.click("#undo button")
+    assert texts(page) == ["One", "First.", "Two", "Second."]
+    page.press("Delete", 0)
+    assert (texts(page), versions(page)) == (["One and more", "Third."], []), "the other version is left"
+    page.click("#undo button")
+    assert versions(page) == ["‹ 1/2 ›"]
+    page.click("#list button[aria-label^=Delete]")
+    assert texts(page) == []
+    page.click("#undo button")
+    assert texts(page) == ["One", "First.", "Two", "Second."]
+    assert page.browser.complaints == []
+
+
+def test_an_answer_that_fails_leaves_the_former_one(page):
+    page.open()
+    page.send("Hello", saying("Hi."))
+    page.wait_for_answer()
+    page.value("window.grammar = 'root ::= ('")
+    page.click(".again")
+    page.wait("document.querySelector('.fault') !== null")
+    assert (texts(page), versions(page)) == (["Hello", "Hi."], [])
+
+
+def test_messages_and_code_are_copied(page):
+    page.open()
+    page.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }, 1")
+    page.send("Add", saying(MARKDOWN))
+    page.wait_for_answer()
+    page.press("Copy")
+    page.wait("window.copied")
+    assert page.value("copied") == MARKDOWN
+    page.click(".copy")
+    page.wait(f"copied === {json.dumps(MARKDOWN.split('```')[1].removeprefix('python' + chr(10)))}")
+    assert page.text("#status") == "Copied."
+
+
+def titles(page: Page) -> list[str]:
+    return page.value("[...document.querySelectorAll('#list .open')].map((each) => each.textContent)")
+
+
+def search(page: Page, words: str) -> None:
+    page.value(
+        f"document.getElementById('search').value = {json.dumps(words)},"
+        " document.getElementById('search').dispatchEvent(new Event('input'))"
+    )
+
+
+def bring(page: Page, name: str, text: str) -> None:
+    """Choose a file to import."""
+    page.value(
+        "(() => { const all = new DataTransfer(), field = document.getElementById('import-file');"
+        f" all.items.add(new File([{json.dumps(text)}], {json.dumps(name)})); field.files = all.files;"
+        " field.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def test_conversations_are_renamed_searched_and_imported(page):
+    page.open()
+    page.send("Apples", saying("About fruit."))
+    page.wait_for_answer()
+    page.click("#new")
+    page.send("Cars", saying("Yes."))
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    assert titles(page) == ["Cars", "Apples"]
+    page.click("#list button[aria-label^='Rename']")
+    page.browser.send("Input.insertText", text="Fruit <b>salad</b>")
+    page.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
+    assert titles(page) == ["Cars", "Fruit <b>salad</b>"]
+    for words, found in (("FRUIT", 1), ("car", 1), ("yes", 1), ("s", 2), ("none", 0), ("", 2)):
+        search(page, words)
+        assert len(titles(page)) == found, words
+    page.value("window.saved = '', URL.createObjectURL = (blob) => { window.blob = blob; return '#'; }, 1")
+    page.click("#export")
+    exported = page.value("blob.text()")
+    page.open()
+    assert titles(page) == []
+    no_text, no_role = exported.replace('"content"', '"text"'), exported.replace("user", "system")
+    for wrong in ("", "[1]", "{}", no_text, no_role):
+        bring(page, "wrong.json", wrong)
+        page.wait("document.querySelector('.fault') !== null")
+        assert page.text(".fault") == 'wrong.json is no file that "Export all" wrote.'
+        page.value("document.querySelector('.fault').remove()")
+    assert titles(page) == []
+    bring(page, "right.json", exported)
+    page.wait("document.getElementById('status').textContent === '2 conversations are imported.'")
+    assert titles(page) == ["Cars", "Fruit <b>salad</b>"]
+    page.click("#list .open")
+    assert texts(page) == ["Apples", "About fruit."]
+    assert page.value("document.title") == "Fruit <b>salad</b> – spac"
+    assert page.browser.complaints == []
+
+
+def press_keys(page: Page, key: str, modifiers: int = 0) -> None:
+    page.browser.send("Input.dispatchKeyEvent", type="rawKeyDown", key=key, modifiers=modifiers)
+
+
+def test_shortcuts(page):
+    page.open()
+    page.send("Hello", saying("Hi."))
+    page.wait_for_answer()
+    page.value("document.getElementById('prompt').focus()")
+    press_keys(page, "ArrowUp")
+    assert page.value("document.activeElement.getAttribute('aria-label')") == "Edited message"
+    press_keys(page, "Escape")
+    assert page.value("document.activeElement.id") == "prompt"
+    press_keys(page, "k", 2)
+    assert page.value("document.activeElement.id") == "search"
+    press_keys(page, "O", 2 + 8)
+    assert page.value("document.activeElement.id") == "prompt"
+    assert texts(page) == []
 
 
 def test_a_reader_who_does_not_look_costs_nothing(page):
@@ -232,18 +394,63 @@ def test_a_conversation_that_the_context_does_not_hold(page):
     assert page.value("sent.at(-1).messages.length") == n + 2
 
 
-def test_settings_and_the_system_prompt(page):
-    page.open()
+def fill(page: Page, **values: str) -> None:
     page.value(
-        "for (const [name, value] of [['system', 'Be brief.'], ['temperature', '0.5'], ['seed', '7'],"
-        " ['top_p', '9']]) { const field = document.getElementById('settings').elements[name];"
-        " field.value = value; field.dispatchEvent(new Event('input', { bubbles: true })); }"
+        f"Object.entries({json.dumps(values)}).forEach(([name, value]) => {{"
+        " const field = document.getElementById('settings').elements[name];"
+        " field.value = value; field.dispatchEvent(new Event('input', { bubbles: true })); })"
     )
+
+
+def test_settings_belong_to_a_conversation(page):
+    page.open()
+    page.wait("document.getElementById('settings').elements.temperature.placeholder === '0'")
+    names = ("top_k", "top_p", "seed", "max_tokens")
+    assert page.value(
+        f"{json.dumps(names)}.map((name) => document.getElementById('settings').elements[name].placeholder)"
+    ) == ["40", "0.95", "random", "no limit"]
+    fill(page, system="Be brief.", temperature="0.5", seed="7", top_p="9", reasoning="off")
     page.send("Hello", saying("Hi."))
     page.wait_for_answer()
     sent = page.value("sent[0]")
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["seed"], "top_p" in sent) == (0.5, 7, False), "9 is no share"
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "reasoning" not in sent
+    page.click("#new")
+    assert page.value("document.getElementById('system').value") == "Be brief.", "the last settings"
+    fill(page, system="", temperature="", reasoning="")
+    page.send("Hello", saying("Hi."))
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    sent = page.value("sent[1]")
+    assert (sent["messages"][0]["role"], sent["seed"]) == ("user", 7)
+    assert not {"temperature", "chat_template_kwargs"} & set(sent)
+    page.browser.open(page.server.url.removesuffix("/v1") + "/")
+    page.wait("document.getElementById('settings').elements.temperature.placeholder === '0'")
+    shown = "['system', 'temperature', 'reasoning'].map((name) => settings.elements[name].value)"
+    assert page.value(shown) == ["", "", ""]
+    page.click("#list .open")
+    assert page.value(shown) == ["Be brief.", "0.5", "off"]
+    assert page.browser.complaints == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_theme_is_kept(page, theme):
+    page.open(dark=theme == "light")
+    page.value(
+        f"document.getElementById('theme').value = {json.dumps(theme)},"
+        " document.getElementById('theme').dispatchEvent(new Event('change'))"
+    )
+    for _ in range(2):
+        assert (lightness(page) < 60) == (theme == "dark")
+        assert page.value("document.documentElement.style.colorScheme") == theme
+        page.browser.open(page.server.url.removesuffix("/v1") + "/")
+    assert page.browser.complaints == []
+
+
+def lightness(page: Page) -> int:
+    return page.value("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
 
 
 def test_the_key_is_asked_for_once(page):
@@ -273,7 +480,46 @@ def test_images_are_refused_for_a_model_that_sees_none(page):
               " document.dispatchEvent(new DragEvent('drop', { dataTransfer: dropped, cancelable: true })),"
               " document.querySelector('.fault') !== null")  # fmt: skip
     assert page.text(".fault") == "This model sees no images: start the server with --mmproj."
-    assert page.value("document.getElementById('attach').hidden")
+
+
+def drop(page: Page, name: str, content: str) -> None:
+    """Drop a file; `content` is the code of its parts."""
+    page.value(
+        f"(() => {{ const all = new DataTransfer(); all.items.add(new File([{content}], {json.dumps(name)}));"
+        " document.dispatchEvent(new DragEvent('drop', { dataTransfer: all, cancelable: true })); })()"
+    )
+
+
+def test_text_files(page):
+    page.open()
+    drop(page, "notes.md", json.dumps("# Grün\n```\nx\n```"))
+    drop(page, "<b>.txt", json.dumps("plain\n"))
+    drop(page, "a.PDF", json.dumps(pdf("Page one").decode()))
+    page.wait("document.querySelectorAll('#attached li').length === 3")
+    page.send("Read these", saying("Yes."))
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.wait_for_answer()
+    assert page.value("sent.at(-1).messages[0].content") == (
+        "notes.md:\n````\n# Grün\n```\nx\n```\n````\n\n<b>.txt:\n```\nplain\n```\n\n"
+        "a.PDF:\n```\nPage one\n```\n\nRead these"
+    )
+    assert page.value("[...document.querySelectorAll('.file')].map((each) => each.textContent)") == [
+        "notes.md# Grün\n```\nx\n```",
+        "<b>.txtplain\n",
+        "a.PDFPage one",
+    ]
+    search(page, "grün")
+    assert titles(page) == ["Read these"]
+    assert page.browser.complaints == []
+    for name, content, why in (
+        ("a.bin", "new Uint8Array([0, 1])", "a.bin is no text in UTF-8."),
+        ("b.txt", "new Uint8Array([255])", "b.txt is no text in UTF-8."),
+        ("c.log", "'x'.repeat(600_000)", "c.log has 0.6 MB of text, and a file may have 0.5 MB."),
+        ("d.pdf", "'%PDF'", "d.pdf is not read: this PDF file has no text that can be read."),
+    ):
+        drop(page, name, content)
+        page.wait(f"[...document.querySelectorAll('.fault')].at(-1)?.textContent === {json.dumps(why)}")
+    assert page.value("document.querySelectorAll('#attached li').length") == 0
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -288,6 +534,5 @@ def test_it_fits(page, dark):
                 page.click(f"#show-{panel}")
             page.wait(f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
             assert page.value(OVERFLOWING) == []
-    light = page.value("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
-    assert (light < 60) == dark
+    assert (lightness(page) < 60) == dark
     assert page.browser.complaints == []

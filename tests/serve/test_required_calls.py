@@ -91,9 +91,20 @@ def test_messages(thinking_server, choice):
     assert {block["type"] for block in json.loads(body)["content"]} == {"tool_use"}
 
 
-def test_a_template_without_calls_says_so(server):
-    status, body = server.ask(
-        "POST", "/v1/chat/completions",
-        {"messages": USER, "tools": [tool("add")], "tool_choice": "required"},
-    )  # fmt: skip
-    assert (status, b"none can be required" in body) == (400, True)
+def test_a_template_that_knows_no_tools(server):
+    """A system message tells the model of them, and the call comes in a form that is read."""
+    asked = {"messages": USER, "tools": [tool("add")], "parallel_tool_calls": False, **OFF}
+    status, answer = chat(server, **asked, tool_choice="required")
+    assert status == 200, answer
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert set(json.loads(call["function"]["arguments"])) == {"a", "b"}
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": "three"}, *USER]  # fmt: skip
+    _, body = server.ask("POST", "/apply-template", {"messages": messages, "tools": [tool("add")]})
+    prompt = json.loads(body)["prompt"]
+    assert all(each in prompt for each in ('"name":"add"', "<tool_call>", "three", '"integer"'))
+    _, body = server.ask(
+        "POST", "/apply-template", {"messages": USER, "tools": [tool("add")], "tool_choice": "none"}
+    )
+    assert "add" not in json.loads(body)["prompt"]

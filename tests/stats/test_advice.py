@@ -10,7 +10,7 @@ import pytest
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.llama_cpp_python.llama import Llama
-from spac.stats.advice import ENOUGH_STEPS, missed_budget, unused_draft
+from spac.stats.advice import ENOUGH_STEPS, change, missed_budget, unused_draft, verdict
 
 GIB = 1 << 30
 
@@ -69,3 +69,41 @@ def test_a_latency_budget_that_was_not_met():
     )
     assert missed_budget(50, 0.045, 0.3) == "--latency-budget 50 was not met: the first token took 300 ms"
     assert missed_budget(500, 0.045, 0.3) == missed_budget(50, 0.045, None) == ""
+
+
+ON_GPU = {
+    "device": "CUDA0", "device_is_simulated": False, "steps": 200, "generated_tokens": 200,
+    "tokens_per_second": 67.0, "gpu_share": 0.5, "cpu_share": 0.5, "n_experts": 6144, "slots": 1000,
+    "governor": "none", "acceptance": None, "draft_lengths": {}, "disk_bytes": None, "expert_bytes": 3 << 20,
+    "vram_limit": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "more slots, which --slots auto, a smaller --ctx"),
+        ({"vram_limit": 8 << 30}, "a larger --vram-limit"),
+        ({"cpu_share": 0.1}, "nothing stands out"),
+        ({"slots": 6144}, "nothing stands out"),
+        ({"steps": 9}, "9 steps are too few to tell"),
+        ({"device": "cpu"}, "no GPU was used"),
+        ({"device": None}, "no GPU was used"),
+        ({"device_is_simulated": True, "steps": 9}, "--device cpu is faster"),
+        ({"draft_lengths": {"0": 95, "4": 5}}, "95% of the steps did not use"),
+        ({"governor": "fixed", "acceptance": 0.2}, "20.0% were accepted"),
+        ({"governor": "roofline", "acceptance": 0.2}, "more slots"),
+        ({"disk_bytes": 200 * (64 << 20)}, "64.0 MiB of experts were read from disk"),
+    ],
+)
+def test_what_to_change(fields, said):
+    assert said in change(ON_GPU | fields)
+
+
+def test_the_verdict_is_one_sentence():
+    assert verdict(ON_GPU).startswith(
+        "67 tokens/s on CUDA0, GPU 50.0%, CPU 50.0% of the expert work; to change: give more slots"
+    )
+    assert verdict({}) == (
+        "– tokens/s on the CPU; to change: no GPU was used, and `spac doctor` says if one could be."
+    )

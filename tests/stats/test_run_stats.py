@@ -90,6 +90,12 @@ def test_what_cannot_be_known_is_null():
         assert data[name] is None
 
 
+@pytest.mark.parametrize(("simulated", "word"), [(True, "simulated device 75"), (False, "GPU 75")])
+def test_a_simulated_device_is_called_no_gpu(simulated, word):
+    stats = RunStats.of(dataclasses.replace(SETTING, device_is_simulated=simulated), METER)
+    assert word in stats.table()
+
+
 @pytest.mark.parametrize("meter", [METER, Meter()])
 def test_the_table_has_a_line_for_every_subject(meter):
     lines = RunStats.of(SETTING, meter).table().splitlines()
@@ -115,6 +121,27 @@ def test_the_table_in_words():
     table = RunStats.of(one_thread, METER).table()
     assert "20 tokens, stopped at --max-tokens, seed 7" in table
     assert "1 CPU thread\n" in table + "\n"
+
+
+def test_the_summary_is_three_lines():
+    on_gpu = dataclasses.replace(
+        SETTING, device="CUDA0", device_is_simulated=False, vram_bytes=82 * 10**8, vram_limit=12 * 10**9
+    )
+    speed, computed, change = RunStats.of(on_gpu, METER).summary().splitlines()
+    assert speed == "speed       10 tokens/s, first token after 750 ms; 20 tokens, stopped at --max-tokens"
+    assert computed == (
+        "computed    GPU 75.0%, CPU 25.0% of the expert work, hit rate 75.0%; "
+        "8.2 GB of 12 GB allowed on CUDA0"
+    )
+    assert change.startswith("to change   nothing yet")
+    assert len(RunStats.of(SETTING, Meter()).summary().splitlines()) == 3
+
+
+def test_the_summary_names_no_gpu_where_there_is_none():
+    assert "GPU 75" not in RunStats.of(SETTING, METER).summary() + RunStats.of(SETTING, METER).table()
+    on_cpu = dataclasses.replace(SETTING, device="cpu", device_is_simulated=False, n_experts=0)
+    [_, computed, _] = RunStats.of(on_cpu, Meter()).summary().splitlines()
+    assert computed == "computed    all on the CPU"
 
 
 def test_figures_as_text():

@@ -61,7 +61,7 @@ def make_parser() -> Parser:
     )  # fmt: skip
     compared.add_argument(
         "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=parsed(Slots.parse),
-        help=f"experts that the device holds: {Slots.ACCEPTED} (default: {Slots()})".replace("%", "%%"),
+        help=f"experts in slots on the GPU: {Slots.ACCEPTED} (default: {Slots()})".replace("%", "%%"),
     )  # fmt: skip
     compared.add_argument(
         "--draft-lengths", "--draft-length", nargs="+", metavar=f"N|{ROOFLINE}", type=parsed(parse_length),

@@ -183,7 +183,7 @@ class Submission:
         layers = f", experts of {system.cpu_layers} layers on the CPU" if system.cpu_layers else ""
         self._say(
             f"{system.name}, {system.threads} threads{layers}: {found.tokens_per_second:.1f} tokens/s, "
-            f"{found.vram_bytes / 1e9:.2f} GB of the device"
+            f"{found.vram_bytes / 1e9:.2f} GB of GPU memory"
         )
 
     def _report(self, info: ModelInfo, ours: System, theirs: System, *, is_simulated: bool) -> dict[str, Any]:

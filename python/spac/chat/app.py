@@ -100,10 +100,12 @@ class App:
             conversation.system = as_text(options.system, "--system")
         chat_options = read_chat_options(options)
         target, draft, demo = models(options)
+        if demo:
+            self._talk.note("the demo pair knows Python code alone: `spac setup` finds a model for you")
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.chat.dialogue import Dialogue  # imported late: these modules load the library
-        from spac.chat.format import ChatFormat
         from spac.engine import Engine
+        from spac.engine.chat_format import ChatFormat
 
         with interrupt.Interrupt(lambda: interrupt.leave):
             engine = Engine(config, progress=self._talk.progress)
@@ -121,8 +123,6 @@ class App:
             dialogue.files += [each for each in inputs if each[1] != options.load]  # that one may be replaced
             for note in dialogue.notes:
                 self._talk.note(note)
-            if demo:
-                self._talk.note("the demo pair knows Python code alone: --target FILE names another model")
             if self._interactive:
                 self._talk.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             dialogue.on_reading = self._talk.reads(engine) if isinstance(display, Plain) else None
@@ -149,12 +149,14 @@ class App:
     def _converse(self, dialogue: Dialogue, source: Source, display: Display) -> None:
         while True:
             try:
-                text = as_text(source.read(), "the message")
+                draft, dialogue.draft = dialogue.draft, None
+                text = as_text(source.read(draft or ""), "the message")
                 if is_command(text):
                     self._follow(dialogue, text, display)
                 elif text:
                     forgotten = dialogue.n_forgotten
-                    pieces = dialogue.answer(text.removeprefix("/") if text.startswith("//") else text)
+                    answer = dialogue.answer if draft is None else dialogue.answer_again
+                    pieces = answer(text.removeprefix("/") if text.startswith("//") else text)
                     self._answer(dialogue, pieces, forgotten, display)
             except (EOFError, Leave):
                 return
@@ -194,7 +196,8 @@ class App:
 
     def _show(self, text: str) -> None:
         if not self._talk.quiet:
-            say(f"\033[2m{text}\033[0m" if sys.stderr.isatty() and not env.NO_COLOR.get() else text)
+            is_dim = sys.stderr.isatty() and not env.NO_COLOR.get()
+            say(text, style="\033[2m{}\033[0m" if is_dim else "{}")
 
     def _refuse(self, error: Exception) -> None:
         if not self._interactive and self._code != FAULT:

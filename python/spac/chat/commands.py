@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spac.chat.conversation import Conversation
+from spac.chat.conversation import Conversation, Exchange
+from spac.chat.terminal import copy
 from spac.errors import InputError, one_line
+from spac.machine.device_memory import size
 from spac.machine.files import check_outputs
 
 if TYPE_CHECKING:
@@ -88,10 +90,43 @@ def _regen(dialogue: Dialogue, _argument: str) -> Iterator[Piece]:
 
 
 def _undo(dialogue: Dialogue, _argument: str) -> str:
-    if not dialogue.conversation.exchanges:
-        raise InputError("/undo: nothing was said yet")
-    said = dialogue.conversation.exchanges.pop().user
+    said = _last(dialogue, "undo").user
+    dialogue.conversation.exchanges.pop()
     return f"forgot the last exchange: {one_line(said)[:60]}"
+
+
+def _edit(dialogue: Dialogue, argument: str) -> str | Iterator[Piece]:
+    last = _last(dialogue, "edit")
+    if argument:
+        return dialogue.answer_again(argument)
+    dialogue.draft = last.user
+    return "Enter sends the message anew, Ctrl-C leaves it as it was"
+
+
+def _copy(dialogue: Dialogue, _argument: str) -> str:
+    answer = _last(dialogue, "copy").assistant
+    copy(answer)
+    return f"{len(answer)} characters went to the terminal's clipboard, if it takes them (OSC 52)"
+
+
+def _last(dialogue: Dialogue, name: str) -> Exchange:
+    if not dialogue.conversation.exchanges:
+        raise InputError(f"/{name}: nothing was said yet")
+    return dialogue.conversation.exchanges[-1]
+
+
+def _model(dialogue: Dialogue, argument: str) -> str:
+    if argument:
+        raise InputError(f"/model: this chat keeps its model; start another: spac chat {one_line(argument)}")
+    engine = dialogue.engine
+    target, setting = engine.target, engine.setting(engine.config.sampling)
+    lines = [f"{target.path.name}: {target.description}, {size(target.n_bytes)}, {target.n_layer} layers"]
+    where = f"{setting.slots} of {setting.n_experts} experts in slots" if setting.n_experts else "no split"
+    lines.append(f"device {setting.device}: {where}")
+    drafts = Path(setting.draft).name if setting.draft else ", ".join(setting.draft_types) or "none"
+    images = "yes" if engine.projector is not None else "no"
+    lines.append(f"draft {drafts}; context {engine.context} tokens; images {images}")
+    return "\n".join(lines)
 
 
 def _set(dialogue: Dialogue, argument: str) -> str:
@@ -118,10 +153,13 @@ def _load(dialogue: Dialogue, argument: str) -> str:
     return f"loaded {len(dialogue.conversation.exchanges)} exchanges from {path}"
 
 
-def _stats(dialogue: Dialogue, _argument: str) -> str:
+def _stats(dialogue: Dialogue, argument: str) -> str:
+    if argument not in ("", "full"):
+        raise InputError(f"/stats needs full or nothing, not '{one_line(argument)}'")
     if dialogue.generation is None:
         raise InputError("/stats: there was no answer yet")
-    return dialogue.generation.stats.table()
+    stats = dialogue.generation.stats
+    return stats.table() if argument else stats.summary()
 
 
 def _scheduler(dialogue: Dialogue, argument: str) -> str:
@@ -165,14 +203,17 @@ COMMANDS = {
     "reset": Command("", "forget what was said", _reset),
     "undo": Command("", "forget the last message and its answer", _undo),
     "regen": Command("", "answer the last message anew", _regen),
+    "edit": Command("[TEXT]", "edit the last message and send it again, or send TEXT in its place", _edit),
+    "copy": Command("", "the last answer to the clipboard", _copy),
     "read": Command("FILE", "send a text file with the next message", _read),
     "image": Command("FILE", "show an image with the next message, to a model with --mmproj", _image),
     "save": Command("FILE", "write the conversation, as JSON", _save),
     "load": Command("FILE", "go on with a saved conversation", _load),
-    "stats": Command("", "the figures of the last answer", _stats),
+    "stats": Command("[full]", "the figures of the last answer, in three lines or in full", _stats),
     "scheduler": Command("NAME", "another scheduler, from the next answer on", _scheduler),
     "draft-length": Command("N|auto", "tokens drafted per step, from the next answer on", _draft_length),
     "set": Command("NAME VALUE", "a sampling option, such as temp 0.7, from the next answer on", _set),
+    "model": Command("[NAME]", "which model answers and how it runs; another one needs a new chat", _model),
     "system": Command("[TEXT]", "another system prompt, from the next answer on", _system),
     "reasoning": Command(
         "[on|off]", "whether the model may reason first, from the next answer on", _reasoning

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.chat.conversation import Conversation, Exchange
-from spac.chat.messages import has_images, with_markers
 from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.program import as_text, read_image
+from spac.engine.generation import as_tokens
 from spac.errors import InputError, one_line
 from spac.machine.files import unreadable
+from spac.stats.words import side
 
 if TYPE_CHECKING:
     from spac._core import ChatPrompt
-    from spac.chat.format import Answer, ChatFormat, Delta
     from spac.engine import Engine
+    from spac.engine.chat_format import Answer, ChatFormat, Delta
     from spac.engine.generation import Generation, Prompt
 
 ROOM_SHARE = 4  # the context divided by this stays free for the answer
@@ -70,6 +71,8 @@ class Dialogue:
         self.images: list[str] = []
         """The data: addresses of images that go with the next message."""
         self._quoted = ""  # text files, which go with the next message
+        self.draft: str | None = None
+        """The last message while the user edits it, else None."""
         self.files: Sequence[tuple[str, Path | str]] = ()
         """Files that /save must not replace, and what messages call them."""
         self.generation: Generation | None = None
@@ -147,20 +150,22 @@ class Dialogue:
         """
         return self._answer(self._quoted + text, None)
 
-    def answer_again(self) -> Iterator[Piece]:
-        """Return the pieces of another answer to the last message, which takes the place of the last one.
+    def answer_again(self, text: str | None = None) -> Iterator[Piece]:
+        """Return the pieces of another answer, which takes the place of the last one.
 
-        Its seed is another one. Raise InputError if there was no answer yet.
+        It answers `text` in place of the last message, or that message with another seed. If nothing comes
+        of it, the last message and its answer stay. Raise InputError if there was no answer yet.
         """
         exchanges = self.conversation.exchanges
         if not exchanges:
             raise InputError("/regen: there was no answer yet")
         last, images, quoted = exchanges.pop(), self.images, self._quoted
-        seed = (self._sampling.seed or 0) + 1
-        self._sampling = replace(self._sampling, seed=seed % (2**32 - 1))
+        if text is None:
+            seed = (self._sampling.seed or 0) + 1
+            self._sampling = replace(self._sampling, seed=seed % (2**32 - 1))
         self.images = list(last.images)
         try:
-            return self._answer(last.user, last)
+            return self._answer(last.user if text is None else text, last)
         except BaseException:
             exchanges.append(last)
             raise
@@ -209,18 +214,11 @@ class Dialogue:
 
     def _prompt(self, text: str, skip: int) -> tuple[ChatPrompt, Prompt, int]:
         """Return the prompt without the oldest `skip` exchanges, what is evaluated, and its tokens."""
-        messages: list[Any] = self.conversation.messages(text, skip, self.images)
-        images: list[bytes] = []
-        if has_images(messages):
-            projector = self.engine.projector
-            marker = projector.marker if projector is not None else None
-            messages, images = with_markers(messages, marker, fetches=False)
-        prompt = self._chat.prompt(messages, thinking=self.reasoning, variables=self._variables)
-        if images:
-            seen = self.engine.image_prompt(prompt.text, images)
-            return prompt, seen, seen.tokens.size
-        tokens = self.engine.tokenize(prompt.text)
-        return prompt, tokens, tokens.size
+        messages = self.conversation.messages(text, skip, self.images)
+        prompt, tokens = self.engine.chat_prompt(
+            self._chat, messages, thinking=self.reasoning, variables=self._variables
+        )
+        return prompt, tokens, len(as_tokens(self.engine.target, tokens))
 
     def _fit(self, text: str) -> tuple[ChatPrompt, Prompt]:
         """Return the prompt and its tokens, without the oldest exchanges if no space for an answer is left.
@@ -292,12 +290,13 @@ class Dialogue:
             return f"reading: {reading.done} of {reading.total} tokens{reading.left}"
         stats, parts = self.generation.stats, ["reasoning"] if self._said.is_reasoning else []
         if stats.tokens_per_second is not None:
-            parts.append(f"{stats.tokens_per_second:.1f} tok/s")
+            parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
         if stats.acceptance is not None:
             parts.append(f"acceptance {stats.acceptance:.0%}")
         if stats.hit_rate is not None and stats.gpu_share is not None and stats.cpu_share is not None:
             parts.append(f"hit rate {stats.hit_rate:.0%}")
-            parts.append(f"GPU {stats.gpu_share:.0%} / CPU {stats.cpu_share:.0%}")
+            device = side(stats.device_is_simulated)
+            parts.append(f"{device} {stats.gpu_share:.0%} / CPU {stats.cpu_share:.0%}")
         parts.append(f"context {stats.prompt_tokens + stats.generated_tokens}/{stats.context}")
         return " · ".join(parts)
 

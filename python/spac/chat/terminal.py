@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import os
@@ -28,8 +29,8 @@ REFRESH_PER_S = 8
 class Source(Protocol):
     """A source of messages. Its `read` raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""
 
-    def read(self) -> str:
-        """Return the next message."""
+    def read(self, draft: str = "") -> str:
+        """Return the next message, which the user makes of `draft`."""
 
 
 def is_complete(text: str) -> bool:
@@ -51,11 +52,19 @@ def unfold(text: str) -> str:
     return text.replace("\\\n", "\n").removesuffix("\\").strip()
 
 
+def fold(text: str) -> str:
+    """Return what a user types to send this message."""
+    text = f"/{text}" if text.startswith("/") else text
+    return text if is_complete(text) and unfold(text) == text else f"{FENCE}\n{text}\n{FENCE}"
+
+
 class Lines:
     """Plain lines of stdin, for scripts and pipes."""
 
-    def read(self) -> str:
-        """Return the next message. Raise EOFError at the end of stdin."""
+    def read(self, draft: str = "") -> str:
+        """Return the next message. Raise EOFError at the end of stdin, and InputError for a draft."""
+        if draft:
+            raise InputError("/edit needs the new text behind it here: there is no line editor")
         text = ""
         while True:
             line = sys.stdin.readline()
@@ -94,13 +103,13 @@ class Editor:
             output=create_output(always_prefer_tty=True),  # answers go to stdout, which may be a file
         )
 
-    def read(self) -> str:
-        """Return the next message. Raise KeyboardInterrupt for Ctrl-C.
+    def read(self, draft: str = "") -> str:
+        """Return the next message, for which `draft` stands in the line. Raise KeyboardInterrupt for Ctrl-C.
 
         Raise EOFError for Ctrl-D, and if the terminal is gone.
         """
         try:
-            return unfold(str(self._session.prompt(PROMPT)))
+            return unfold(str(self._session.prompt(PROMPT, default=fold(draft))))
         except OSError as error:
             if error.errno == errno.EIO:
                 try:
@@ -165,6 +174,19 @@ def without_echo() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
             termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def copy(text: str) -> None:
+    """Hand `text` to the terminal for its clipboard (OSC 52). Raise InputError without a terminal.
+
+    A terminal does not tell if it took it.
+    """
+    terminal = next((each for each in (sys.stderr, sys.stdout) if each.isatty()), None)
+    if terminal is None or os.environ.get("TERM", "dumb") == "dumb":
+        raise InputError("/copy needs a terminal with a clipboard: /save FILE writes the conversation")
+    coded = base64.b64encode(text.encode("utf-8", "replace")).decode()
+    terminal.write(f"\033]52;c;{coded}\a")
+    terminal.flush()
 
 
 class Display(Protocol):

@@ -14,6 +14,7 @@ from spac.cli import interrupt
 from spac.errors import one_line
 
 COMMANDS = {
+    "setup": "find a model for this machine, download it and talk with it",
     "run": "generate text from a prompt",
     "chat": "talk with a model in the terminal",
     "serve": "an OpenAI-compatible server",
@@ -23,11 +24,26 @@ COMMANDS = {
     "report": "a run's figures as one HTML page",
     "models": "what was downloaded by name, and what of it would fit here",
     "doctor": "what was found on this machine, and what is off and why",
+    "completion": "a script with which your shell completes commands and options",
 }
-"""The commands and their purposes. Each is the module spac.<name>, with `main(arguments) -> exit code`.
+"""The commands and their purposes. Each is a module with `main(arguments) -> exit code` (`module_of`)."""
+_PLACES = {"setup": "spac.models.setup", "completion": "spac.cli.completion"}
+"""The modules of commands that share a room with another one."""
 
-A module's name has _ for -.
-"""
+ELSEWHERE = {
+    "pull": "`spac run -hf NAME` downloads a model when it first needs it",
+    "list": "`spac models` lists what was downloaded",
+    "ls": "`spac models` lists what was downloaded",
+    "ps": "a model is loaded as long as its program runs; `spac models` lists what was downloaded",
+    "rm": "models lie in the cache of Hugging Face's tools: `hf cache rm` removes them",
+    "show": "`spac doctor --target NAME` tells what of a model would fit here",
+    "stop": "Ctrl-C ends a program, and frees its model",
+    "create": "options set what a Modelfile does: `spac chat --system TEXT --temp 0.7 NAME`",
+    "launch": "`spac serve NAME` has the interfaces that coding agents speak",
+    "cli": "`spac chat NAME` talks with a model, `spac run NAME --prompt TEXT` continues a text",
+    "server": "`spac serve NAME` is the server",
+}
+"""Words of Ollama and llama.cpp that are no commands here, and the way to what they do."""
 
 
 def usage() -> str:
@@ -35,13 +51,13 @@ def usage() -> str:
     lines = [
         "usage: spac COMMAND [OPTIONS]",
         "",
-        "Mixture-of-Experts models split between a device and the CPU, with",
+        "Mixture-of-Experts models split between the GPU and the CPU, with",
         "speculative decoding.",
         "",
         *(f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()),
         "",
-        "`spac COMMAND --help` lists a command's options, `spac --version` tells the",
-        "version.",
+        "`spac COMMAND --help` lists a command's options that matter most and the groups",
+        "of the others. `spac --version` tells the version.",
     ]
     return "\n".join(lines)
 
@@ -50,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `spac COMMAND …`, and return the command's exit code, or 2 if there is no such command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given else ""
+    if name == "help" and len(given) > 1:
+        return main([given[1], "--help", *given[2:]])
     if name in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -58,18 +76,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         return _refuse(name)
-    room = f"spac.{name.replace('-', '_')}"
-    if importlib.util.find_spec(room) is None:
+    if importlib.util.find_spec(module_of(name)) is None:
         return _fail(f"spac: error: this installation has no command '{name}'")
-    module = importlib.import_module(room)
+    module = importlib.import_module(module_of(name))
     return int(module.main(given[1:]))
+
+
+def module_of(name: str) -> str:
+    """Return the module of a command. Without another place it is spac.<name>, with _ for -."""
+    return _PLACES.get(name, f"spac.{name.replace('-', '_')}")
 
 
 def _refuse(name: str) -> int:
     if not name:
         return _fail(usage())
     close = difflib.get_close_matches(name, COMMANDS, n=1)
-    if name.startswith("-"):
+    if name in ELSEWHERE:
+        hint = ELSEWHERE[name]
+    elif name.startswith("-"):
         hint = "options follow the command, as in `spac run --help`"
     else:
         hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(COMMANDS)}"

@@ -58,18 +58,18 @@ def _refused(
 
 _ACCEPTED = [
     *_accepted(
-        "every expert is in host memory, and --slots says how many are on the device too",
+        "every expert is in host memory, and --slots says how many are on the GPU too",
         "--cpu-moe -cmoe --cpu-moe-draft -cmoed --spec-draft-cpu-moe",
         "--n-cpu-moe -ncmoe --n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe",
     ),
     *_accepted(
-        "not needed: experts are in host memory and in slots (--slots), the rest is on the device "
+        "not needed: experts are in host memory and in slots (--slots), the rest is on the GPU "
         "(--gpu-layers)",
         "",
         "--override-tensor -ot --override-tensor-draft -otd --spec-draft-override-tensor",
     ),
     *_accepted(
-        "not needed: --slots auto fills what the device has left, and --vram-limit says how much that is",
+        "not needed: --slots auto fills what the GPU has left, and --vram-limit says how much that is",
         "",
         "--fit -fit --fit-target -fitt --fit-ctx -fitc --fit-print -fitp",
     ),
@@ -177,7 +177,7 @@ _ACCEPTED = [
 ]
 _REFUSED = [
     *_refused(
-        "name the model: give --hf-repo OWNER/REPO or --target FILE",
+        "name the model: give --hf-repo OWNER/REPO or --target FILE, or a short name such as gpt-oss-20b",
         "--gpt-oss-20b-default --gpt-oss-120b-default --fim-qwen-1.5b-default --fim-qwen-3b-default "
         "--fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default "
         "--vision-gemma-4b-default --vision-gemma-12b-default --embd-gemma-default",

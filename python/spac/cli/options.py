@@ -12,11 +12,12 @@ from spac.cli.parser import Parser
 from spac.cli.spellings import SPELLINGS, Change, Gather, Spelling
 from spac.config import EngineConfig, Range, SamplingConfig
 from spac.config.context import FLASH_ATTENTION
-from spac.config.fields import option_fields
+from spac.config.fields import help_of, option_fields
 from spac.config.overrides import parse_overrides
 from spac.config.sampling import parse_bias, sampler_names
 from spac.config.values import Adapter
 from spac.errors import InputError
+from spac.model import known
 from spac.model.hub import Access, Name, fetch
 
 __all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "parsed", "read_config"]
@@ -137,9 +138,8 @@ def add_config(
 
 def _all(config: Any) -> list[Field[Any] | Spelling]:
     """Return a configuration's own fields, then the inherited ones. Spellings follow their field."""
-    inherited = {name for base in config.__bases__ for name in getattr(base, "__dataclass_fields__", ())}
     found: list[Field[Any] | Spelling] = []
-    for item in sorted(option_fields(config), key=lambda item: item.name in inherited):
+    for item in option_fields(config):
         found += [item, *(each for each in SPELLINGS if each.field == item.name)]
     return found
 
@@ -203,13 +203,7 @@ def _type(item: Field[Any]) -> str:
 
 
 def _help(item: Field[Any]) -> str:
-    text = str(item.metadata["help"])
-    if item.metadata["range"] is not None:
-        text += f"; {item.metadata['range']}"
-    is_told = "(default: " in text or isinstance(item.default, bool) or item.default == ""
-    if isinstance(item.default, int | float | str) and not is_told:
-        text += f" (default: {item.default})"
-    return text.replace("%", "%%")
+    return help_of(item).replace("%", "%%")
 
 
 def read_config(
@@ -237,7 +231,8 @@ def add_hub(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models by name, downloaded once (pip install 'spac[hf]')")
     group.add_argument(
         "--hf-repo", "-hf", "-hfr", metavar=NAMED, type=_name,
-        help="the model, in place of --target (default of QUANT: Q4_K_M, else Q8_0, else the first file)",
+        help="the model, in place of --target, or a short name such as gpt-oss-20b (default of QUANT: "
+        "Q4_K_M, else Q8_0, else the first file)",
     )  # fmt: skip
     group.add_argument("--hf-file", "-hff", metavar="FILE", help="the model's file in --hf-repo, in place "
                        "of QUANT; the first one of a split model")  # fmt: skip
@@ -263,6 +258,11 @@ def draft_of(options: argparse.Namespace) -> Path | None:
 
 def _file(options: argparse.Namespace, role: str, name: Name | None, file: str = "") -> Path | None:
     path: Path | None = getattr(options, role, None)
+    if name is None and path is not None and not path.exists():
+        if short := known.hub_name(str(path)):
+            path, name = None, Name.parse(short)
+        elif path.suffix != ".gguf" and (close := known.near(str(path))):
+            raise InputError(f"{path}: there is no such file or short name; did you mean {close}?")
     if name is None:
         return path
     if path is not None:

@@ -8,14 +8,27 @@ import difflib
 import os
 import re
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from spac import env
+from spac.cli import config_file
 from spac.cli.llama_cpp_environment import options_of
 from spac.cli.llama_cpp_options import foreign_options
-from spac.errors import one_line
+from spac.errors import InputError, one_line
+from spac.machine.terminal import wrapped
+from spac.model import known
 
+FIRST = (
+    "target", "hf_repo", "draft", "prompt", "file", "image", "max_tokens", "system", "host", "port",
+    "api_key", "slots", "vram_limit", "device", "threads", "ctx", "parallel", "scheduler", "temp", "seed",
+    "stats",
+)  # fmt: skip
+"""The options that matter most, by their names in the namespace. A long help begins with them."""
+TWO_SCREENS = 80
+"""Lines. A longer help shows the options that matter most, and names the groups of the others."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -33,7 +46,14 @@ class Parser(argparse.ArgumentParser):
         remedy. They are many, so the usage does not list them.
         """
         usage = "%(prog)s [OPTIONS]" if like_llama_cpp else None
-        super().__init__(prog=prog, description=description, usage=usage, allow_abbrev=False)
+        super().__init__(
+            prog=prog, description=description, usage=usage, allow_abbrev=False, add_help=False,
+            formatter_class=_Formatter,
+        )  # fmt: skip
+        self.add_argument(
+            "--help", "-h", action=_Help, nargs="?", metavar="GROUP", default=argparse.SUPPRESS,
+            help="show the options of a group, or all of them (all), and exit",
+        )  # fmt: skip
         self.notes: list[str] = []
         self.reads_environment = False
         """True to read llama-server's variables as options, before those of the command line."""
@@ -41,22 +61,58 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line on stderr, and exit with code 2."""
-        self.exit(2, f"{self.prog}: error: {one_line(message)} (--help lists the options)\n")
+        line = f"{self.prog}: error: {one_line(message)} (--help lists the options)"
+        self.exit(2, wrapped(line, sys.stderr) + "\n")
+
+    def help_on(self, group: str | None) -> str:
+        """Return the help on a group's options, on all ("all"), or on those that matter most (None)."""
+        whole, groups = self.format_help(), self.groups()
+        if group == "all" or (group is None and len(whole.splitlines()) <= TWO_SCREENS):
+            return whole
+        if group is None:
+            return self._short_help(groups)
+        if group not in groups:
+            self.error(f"--help: '{group}' is no group: choose one of {', '.join([*groups, 'all'])}")
+        return self._help_of(str(groups[group].title), groups[group]._group_actions)
+
+    def groups(self) -> dict[str, argparse._ArgumentGroup]:
+        """Return the groups of options that have a title of ours, by its first word."""
+        groups = [group for group in self._action_groups[2:] if any(map(_is_shown, group._group_actions))]
+        return {str(group.title).split()[0].strip(","): group for group in groups}
+
+    def _short_help(self, groups: dict[str, argparse._ArgumentGroup]) -> str:
+        options = {action.dest: action for action in reversed(self._actions) if _is_shown(action)}
+        matter = [options[name] for name in FIRST if name in options]
+        first = self._help_of("options that matter most", matter)
+        lines = [
+            f"  --help {name:<10} {sum(map(_is_shown, group._group_actions)):>2} options: "
+            + str(group.title).partition(",")[0]
+            for name, group in groups.items()
+        ]
+        return "\n".join([f"{first}\nall options, by group:", *lines, f"  --help {'all':<10} every option\n"])
+
+    def _help_of(self, title: str, actions: Sequence[argparse.Action]) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.start_section(title)
+        formatter.add_arguments(actions)
+        formatter.end_section()
+        return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments as argparse does. argparse's `parse_args` calls this too."""
         given = sys.argv[1:] if args is None else args
-        found, rest = super().parse_known_args(
-            [*self._from_environment(), *self._spelled_out(deque(given))], namespace
-        )
+        words = [*self._from_environment(), *self._spelled_out(deque(given))]
+        found, rest = super().parse_known_args([*self._from_file(words), *words], namespace)
         if len(rest) == 1 and self._take_model(found, rest[0]):
             return found, []
         if rest:
-            self.error(f"'{rest[0]}' belongs to no option{self._remedy()}")
+            self.error(f"'{rest[0]}' belongs to no option{self._remedy(rest[0])}")
         return found, rest
 
     def _take_model(self, found: argparse.Namespace, word: str) -> bool:
-        """Take a word without an option for the model, a file or OWNER/REPO[:QUANT], if it looks like one."""
+        """Take a word without an option for the model, if it looks like a file or like a model's name."""
         flag = "--target" if word.endswith(".gguf") or os.path.isfile(word) else "--hf-repo"
         action = self._option_string_actions.get(flag)
         if action is None or any(getattr(found, name, None) is not None for name in ("target", "hf_repo")):
@@ -77,6 +133,26 @@ class Parser(argparse.ArgumentParser):
             i += 2 if action is not None and action.nargs != 0 else 1
         rest = list(words[i:])
         return list(words[:i]), rest[1:] if rest[:1] == ["--"] else rest
+
+    def _from_file(self, words: list[str]) -> list[str]:
+        """Return the options of the user's file of defaults, and note which there are.
+
+        What belongs to the file's model is left out if `words` name another one.
+        """
+        if not {"-h", "--help"}.isdisjoint(words):  # help comes with a faulty file too
+            return []
+        try:
+            options = config_file.options_of(self, self.prog.rpartition(" ")[2])
+        except InputError as error:
+            self.exit(2, f"{self.prog}: error: {error}\n")
+        if not options:
+            return []
+        found, rest = super().parse_known_args(words)
+        if rest or any(getattr(found, name, None) is not None for name in ("target", "hf_repo")):
+            options = config_file.without_model(options)
+        given = ", ".join(dict.fromkeys(word.partition("=")[0] for _, word in options))
+        self.notes += [f"{env.config_file()} gives {given}"] if given else []
+        return [word for _, word in options]
 
     def _from_environment(self) -> list[str]:
         """Return the arguments that llama-server's variables stand for, and note which were used."""
@@ -143,16 +219,50 @@ class Parser(argparse.ArgumentParser):
             self.error(f"argument {name}: expected one argument")
         self.notes.append(f"{name}: {foreign.note}")
 
-    def _remedy(self) -> str:
-        known = self._option_string_actions
+    def _remedy(self, word: str) -> str:
+        there = self._option_string_actions
         uses = {"--target": "one model file needs no option", "--prompt": "a prompt is given with --prompt"}
-        told = [text for flag, text in uses.items() if flag in known]
+        if "--hf-repo" in there and (close := known.near(word)) and not known.hub_name(word):
+            return f" and is no model's name; did you mean {close}?"
+        told = [text for flag, text in uses.items() if flag in there]
         return f": {', '.join(told)}" if told else ""
 
     def _hint(self, name: str) -> str:
         known = [*self._option_string_actions, *self._foreign]
         near = difflib.get_close_matches(name, known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Breaks lines between words, leaves names with hyphens whole, and names an option's value once."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.indent("\n".join(self._split_lines(text, width)), indent)
+
+
+class _Help(argparse.Action):
+    """The argparse action of --help."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        """Print the help, and exit."""
+        assert isinstance(parser, Parser)
+        print(parser.help_on(values), end="")
+        parser.exit()
+
+
+def _is_shown(action: argparse.Action) -> bool:
+    return action.help is not argparse.SUPPRESS
 
 
 def _looks_like_an_option(word: str) -> bool:

@@ -28,6 +28,7 @@ from spac.config.engine import STATE_WORDS
 from spac.config.values import Adapter
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
 from spac.machine.files import check_outputs, unreadable, unwritable
+from spac.machine.terminal import wrapped
 
 if TYPE_CHECKING:
     from spac.engine import Engine
@@ -138,10 +139,13 @@ def message_of(error: Exception) -> str:
     return f"internal fault: {type(error).__name__}: {text} (--verbose shows where)"
 
 
-def say(line: str) -> None:
-    """Print a line on stderr."""
+def say(text: str, *, style: str = "{}", is_data: bool = False) -> None:
+    """Print lines on stderr, in a style that has {} for them.
+
+    On a terminal, lines break between words, unless they are data for a program.
+    """
     with contextlib.suppress(OSError):  # stderr may be closed
-        print(line, file=sys.stderr, flush=True)
+        print(style.format(text if is_data else wrapped(text, sys.stderr)), file=sys.stderr, flush=True)
 
 
 def broken_pipe() -> int:

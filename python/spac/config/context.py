@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spac.config.fields import Checked, Parsed, Range, option
+from spac.config.fields import Checked, Parsed, Range, documented, option
 from spac.config.overrides import check_overrides
 from spac.config.values import Adapter, GpuLayers, split_mode, tensor_split
 from spac.errors import InputError
@@ -45,6 +45,7 @@ def _of_model(what: str, flag: str, range: Range = _POSITIVE) -> Any:
     return option(None, f"{what} (default: the model's)", flag, range=range, group=CONTEXT_GROUP)
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class ContextConfig(Checked):
     """The options of `spac.config.EngineConfig` that llama.cpp's own programs have too.

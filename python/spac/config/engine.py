@@ -7,12 +7,12 @@ a range is stated in one place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spac.config.context import CONTEXT_GROUP, ContextConfig
-from spac.config.fields import Parsed, Range, names_in, option
+from spac.config.fields import Parsed, Range, documented, names_in, option
 from spac.config.remote import addresses, check, layer_counts, slot_devices
 from spac.config.sampling import SamplingConfig
 from spac.config.values import GraphTokens, Slots, StreamBatch, VramLimit
@@ -80,11 +80,13 @@ def _chosen(scheduler: SchedulerChoice | Scheduler | str) -> SchedulerChoice | S
     return SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
 
 
+@documented
 @dataclass(frozen=True)
 class EngineConfig(ContextConfig):
-    """The options of an `Engine`. Only `target` has no default.
+    """The options of an `Engine`. `target` has to be given: only programs have a default for it.
 
-    `ContextConfig` declares the options of contexts and models, by llama.cpp's names.
+    `ContextConfig` declares the options of contexts and models, by llama.cpp's names. The texts below are
+    those of the command line. Its options have the fields' names, with hyphens.
     """
 
     target: Path | str = option(
@@ -135,30 +137,30 @@ class EngineConfig(ContextConfig):
         "drafts", "--draft-p-min", "--spec-draft-p-min", range=Range(0, 1),
     )  # fmt: skip
     slots: Parsed[Slots, Slots | str | int | float] = option(
-        "auto", f"experts that the device holds: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto",
+        "auto", f"experts in slots on the GPU: {Slots.ACCEPTED}", "--slots", metavar="N|SHARE|auto",
         parse=Slots.parse,
     )  # fmt: skip
     vram_limit: Parsed[VramLimit | None, VramLimit | str | int | float | None] = option(
-        None, "memory of the device that spac takes at most (weights, contexts, slots and the rest), as if "
-        f"the card had no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
+        None, "GPU memory that spac takes at most (weights, contexts, slots and the rest), as if the GPU had "
+        f"no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
         parse=VramLimit.parse,
     )  # fmt: skip
     scheduler: Parsed[SchedulerChoice | Scheduler, SchedulerChoice | Scheduler | str] = option(
         "logistic",
-        f"what decides which experts are resident: {', '.join(scheduler_names())}; with options as in "
+        f"what decides which experts are in slots: {', '.join(scheduler_names())}; with options as in "
         "moe-spac:levels=8,balance=off",
         "--scheduler",
         metavar="NAME[:KEY=VALUE,...]",
         parse=_chosen,
     )
-    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
-    keeps_split: str = ""
-    """Why a model whose experts all fit keeps the split, for a note; "" if it may run without."""
-    cpu_expert_layers: int | None = None
-    """The number of layers whose experts stay on the CPU, without the split, as by llama.cpp's --n-cpu-moe.
-
-    It is for comparisons. None means the split.
-    """
+    scheduler_options: Mapping[str, Any] = option(dict, "options of the scheduler, by name")
+    keeps_split: str = option(
+        "", "why a model whose experts all fit keeps the split, for a note; empty if it may run without"
+    )
+    cpu_expert_layers: int | None = option(
+        None, "layers whose experts stay on the CPU, without the split, as by llama.cpp's --n-cpu-moe, for "
+        "comparisons; None means the split",
+    )  # fmt: skip
     device: str = option(
         "auto",
         "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "
@@ -220,7 +222,7 @@ class EngineConfig(ContextConfig):
         "--lookahead", range=Range(0, 64),
     )  # fmt: skip
     miss: str = option(
-        "cpu", "where a step computes experts that are not resident: cpu, or load (they are copied to "
+        "cpu", "where a step computes experts that are not in slots: cpu, or load (they are copied to "
         "the device within their layer, as in other programs' expert caches)",
         "--miss", choices=MISS_WORDS,
     )  # fmt: skip
@@ -249,13 +251,14 @@ class EngineConfig(ContextConfig):
     timeline: Path | str | None = option(
         None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
     )
-    model_params: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of llama_model_params to set, by llama.cpp's names."""
-    context_params: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of llama_context_params to set, by llama.cpp's names."""
-    most_parallel: int = AUTO_PARALLEL
-    """The most generations at once with a `parallel` of -1."""
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    model_params: Mapping[str, Any] = option(
+        dict, "further fields of llama_model_params to set, by llama.cpp's names"
+    )
+    context_params: Mapping[str, Any] = option(
+        dict, "further fields of llama_context_params to set, by llama.cpp's names"
+    )
+    most_parallel: int = option(AUTO_PARALLEL, "generations at once with a parallel of -1, at most")
+    sampling: SamplingConfig = option(SamplingConfig, "how tokens are chosen, where a call does not say it")
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -348,6 +351,13 @@ class EngineConfig(ContextConfig):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         remedy = ": add --draft FILE, or an ngram --draft-type" if self.longest_draft else ""
         return f"{flags}: not used, for nothing drafts{remedy}"
+
+    @property
+    def unused_on_cpu(self) -> str:
+        """A note on options of a device's memory that are given without a device; "" if there are none."""
+        given = [] if self.slots.is_auto else [f"--slots {self.slots}"]
+        given += [] if self.vram_limit is None else [f"--vram-limit {self.vram_limit}"]
+        return f"{', '.join(given)}: not used, for everything runs on the CPU" if given else ""
 
     @property
     def draft_types(self) -> tuple[str, ...]:

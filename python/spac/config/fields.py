@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Protocol, Self, TypeVar
@@ -58,23 +60,56 @@ def option(
 
     `group` is the option's heading in the help, if it differs from the configuration's. `off` has the flags
     that set a field to False whose default is True. Such a field still accepts `flags`, and its `help` tells
-    what the flags of `off` do. A `default` of dict means an empty dictionary. `parse` makes the field's value
-    from what a user gave, be it text or the value itself, and raises InputError. None stays None.
+    what the flags of `off` do. A class as `default` is called for each object. `parse` makes the field's
+    value from what a user gave, be it text or the value itself, and raises InputError. None stays None. A
+    field without `flags` is for Python alone.
     """
     metadata = {
         "help": help, "flags": flags, "range": range, "choices": choices, "metavar": metavar, "group": group,
         "off": off, "parse": parse,
     }  # fmt: skip
-    if default is dict:
-        return field(default_factory=dict, metadata=metadata)
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def option_fields(config: Any) -> list[Field[Any]]:
-    """Return the fields of a configuration, with the InitVars that are other ways to set one of them."""
-    return [
+    """Return a configuration's own fields, then the inherited ones.
+
+    InitVars are among them, which are other ways to set one of the fields.
+    """
+    inherited = {name for base in config.__bases__ for name in getattr(base, "__dataclass_fields__", ())}
+    found = [
         item for item in config.__dataclass_fields__.values() if not str(item.type).startswith("ClassVar")
     ]
+    return sorted(found, key=lambda item: item.name in inherited)
+
+
+def help_of(item: Field[Any]) -> str:
+    """Return the help text of a field, with its range and its default."""
+    text = str(item.metadata["help"])
+    if item.metadata["range"] is not None:
+        text += f"; {item.metadata['range']}"
+    is_told = "(default: " in text or isinstance(item.default, bool) or item.default == ""
+    if isinstance(item.default, int | float | str) and not is_told:
+        text += f" (default: {item.default})"
+    return text
+
+
+Config = TypeVar("Config")
+
+
+def documented(config: type[Config]) -> type[Config]:
+    """Add the help text of each field to a configuration's docstring."""
+    lines = [inspect.cleandoc(config.__doc__ or ""), "", "Fields:"]
+    for item in option_fields(config):
+        condition = "if False: " if item.metadata["off"] else ""
+        lines += textwrap.wrap(
+            f"{item.name}: {condition}{help_of(item)}", 100, initial_indent=" " * 4,
+            subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    config.__doc__ = "\n".join(lines)
+    return config
 
 
 class Checked:

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
-from spac.config.fields import COUNT, LOOK_BACK, PROBABILITY, Checked, Range, option
+from spac.config.fields import COUNT, LOOK_BACK, PROBABILITY, Checked, Range, documented, option
 from spac.config.grammar import of_file, of_schema, of_schema_file
 from spac.errors import InputError
 
@@ -31,6 +31,7 @@ _SAMPLER_NAMES = {
 }  # fmt: skip
 
 
+@documented
 @dataclass(frozen=True)
 class SamplingConfig(Checked):
     """The options that choose the next token, with llama.cpp's samplers, names and defaults.

@@ -114,7 +114,7 @@ class VramLimit:
     n_bytes: int | None = None
     share: float | None = None
 
-    ACCEPTED = f"{SIZES} or a share of the card's memory (50%)"
+    ACCEPTED = f"{SIZES} or a share of the GPU's memory (50%)"
 
     def __post_init__(self) -> None:
         if self.n_bytes is not None and self.n_bytes <= 0:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from spac.cli.options import Parser, add_config, add_hub, draft_of, target_of
-from spac.cli.program import add_talk, guarded
+from spac.cli.program import Talk, add_talk, guarded
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.doctor import devices, host
 from spac.doctor.measure import costs
 from spac.doctor.trial import Finding, State, Trial
+from spac.doctor.verdict import verdict
 from spac.errors import InputError, SpacError, one_line
+from spac.machine.terminal import wrapped
 
 
 def examine(
@@ -45,7 +48,7 @@ def examine(
         ("cpu", functools.partial(host.cpu, target)),
         ("gpu", devices.gpu), ("images", functools.partial(devices.images, target, mmproj)), ("vram", room),
         ("memory", functools.partial(host.memory, target)),
-        ("huge pages", host.huge_pages), ("folders", host.folders),
+        ("huge pages", host.huge_pages), ("folders", host.folders), ("config", host.config),
         ("extras", host.extras),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip
@@ -140,24 +143,30 @@ def _examine_and_report(options: argparse.Namespace) -> int:
     if draft is not None and not (options.measure and target is not None):
         raise InputError("--draft goes with --measure and --target: it is measured with its target")
     measured = functools.partial(costs, target, draft, limit) if options.measure else None
-    return _report(options.json, examine(target, limit, options.self_test, mmproj, measured))
-
-
-def _report(as_json: bool, found: Iterator[Finding]) -> int:
-    findings = []
-    for finding in found:
+    talk, findings = Talk(options.quiet), list[Finding]()
+    for finding in examine(target, limit, options.self_test, mmproj, measured):
         findings.append(finding)
-        if not as_json:
-            mark = {"ok": "  ", "off": "- ", "fault": "! "}[finding.state]
-            print(f"{mark}{finding.name:<20}{finding.found}", flush=True)
-            if finding.why:
-                print(f"{'':<22}{finding.why}", flush=True)
+        talk.show(f"checked: {finding.name}")
+    talk.end_progress()
     healthy = all(finding.state != "fault" for finding in findings)
-    if as_json:
+    if options.json:
         report: dict[str, Any] = {
             "schema": 1,
             "healthy": healthy,
+            "verdict": verdict(findings),
             "findings": [asdict(one) for one in findings],
         }
         print(json.dumps(report))
+    else:
+        print(wrapped("\n".join(_lines(findings)), sys.stdout))
     return 0 if healthy else 1
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    yield verdict(findings)
+    yield ""
+    for finding in findings:
+        mark = {"ok": "  ", "off": "- ", "fault": "! "}[finding.state]
+        yield f"{mark}{finding.name:<20}{finding.found}"
+        if finding.why:
+            yield f"{'':<22}{finding.why}"

@@ -18,7 +18,7 @@ NO_VULKAN_DEVICE = (
     "no driver offers a Vulkan GPU; a software device counts only if GGML_VK_VISIBLE_DEVICES names it"
 )
 COMPACT_FORM = (
-    "its kernels read no masks of ids, so it waits for the CPU's list of resident experts in each layer; "
+    "its kernels read no masks of ids, so it waits for the CPU's list of the experts in slots in each layer; "
     "nothing is launched ahead or handed over in place, and short prompts are not divided"
 )
 
@@ -47,10 +47,10 @@ def gpu() -> Iterator[Finding]:
         why = "" if any(device.name.startswith("Vulkan") for device in devices) else NO_VULKAN_DEVICE
         yield Finding("vulkan-build", "off" if why else "ok", "yes", why)
     for line in without_kernels(devices):
-        yield Finding("kernels", "fault", "none for this card", line)
+        yield Finding("kernels", "fault", "none for this GPU", line)
     for name in [device.name for device in devices if kernels_on(device.name) == "compiled"]:
         why = "the driver compiles them at their first use: build with -DSPAC_CUDA_ARCHITECTURES=native"
-        yield Finding("kernels", "off", f"{name}: none made for this card", why)
+        yield Finding("kernels", "off", f"{name}: none made for this GPU", why)
     for device in devices:
         free, total = size(device.memory_free), size(device.memory_total)
         yield Finding("gpu", "ok", f"{device.name}, {device.description}, {free} of {total} free")
@@ -111,9 +111,13 @@ def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = Non
     from spac.model.whole import all_fit
 
     room = device_room(limit)
-    if room is None or room.device is None:
+    if room is None:
+        if limit is not None:
+            why = f"{limit.share or 0:.0%} of no card: give the size of one, such as --vram-limit 8G"
+            yield Finding("vram", "off", "none", why)
         return
-    if room.device.shares_host_memory and target is None and limit is None:
+    simulated = room.device is not None and room.device.shares_host_memory
+    if simulated and target is None and limit is None:
         return
     of = f" of the {size(room.allowed)} that --vram-limit allows" if limit is not None else ""
     yield Finding("vram", "ok", f"{room.names}: room for {size(room.free)}{of}, a margin left free")

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spac import __version__, env
+from spac.cli import config_file
 from spac.doctor.trial import Finding
-from spac.errors import one_line
+from spac.errors import InputError, one_line
 from spac.machine import host_memory
 from spac.machine.cpu import cpu_name, missing_features, physical_cores
 from spac.machine.device_memory import size
@@ -21,10 +22,12 @@ from spac.machine.device_memory import size
 EXTRAS = {
     "chat": ("prompt_toolkit", "rich"),
     "server": (
-        "uvicorn", "starlette", "sse_starlette", "prometheus_client", "markdown_it", "pygments",
+        "uvicorn", "starlette", "sse_starlette", "prometheus_client", "markdown_it",
+        "mdit_py_plugins", "math_core", "pygments", "pypdf",
     ),
     "hf": ("huggingface_hub",),
     "ray": ("ray",),
+    "completion": ("shtab",),
 }  # fmt: skip
 """The modules behind the optional parts, by the name of their extra."""
 
@@ -71,6 +74,18 @@ def folders() -> Iterator[Finding]:
         fine = near.is_dir() and os.access(near, os.W_OK | os.X_OK)
         why = "" if fine else f"{near} cannot be written: nothing is kept between runs"
         yield Finding(name, "ok" if fine else "off", str(folder), why)
+
+
+def config() -> Iterator[Finding]:
+    """Yield the user's file of default options, and what it sets."""
+    path = env.config_file()
+    try:
+        tables = config_file.read()
+    except InputError as error:
+        yield Finding("config", "fault", str(path), str(error))
+        return
+    keys = [f"[{name}] {', '.join(table)}" for name, table in tables.items() if table]
+    yield Finding("config", "ok", f"{path}: {'; '.join(keys) or 'sets nothing'}")
 
 
 def extras() -> Iterator[Finding]:

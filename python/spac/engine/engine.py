@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -18,6 +19,9 @@ from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch_recording import BatchRecording, Counts, StepMeter, read_counts
 from spac.engine.between_steps import BetweenSteps
+from spac.engine.chat import Chat
+from spac.engine.chat_format import ChatFormat, Delta
+from spac.engine.chat_messages import has_images, with_markers
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.events import Events
 from spac.engine.expert_cache import ExpertCache
@@ -433,6 +437,59 @@ class Engine:
         self.holds(generation)
         return generation
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        *,
+        stop: Sequence[str] = (),
+        sampling: SamplingConfig | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        json_schema: Mapping[str, Any] | None = None,
+        thinking: bool = True,
+        reasoning_budget: int = -1,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Chat:
+        """Return an iterator over the additions to the answer to `messages`, with `message` and `cancel`.
+
+        Prompt and answer follow the format of the model's family, by llama.cpp's own templates and parsers. A
+        model without a template gets a plain one. `messages`, `tools` and `tool_choice` ("auto", "none",
+        "required") are OpenAI's. Images are data: addresses. `stop` strings count in the answer's content,
+        not in its reasoning. `ChatFormat.prompt` describes `json_schema`, `thinking` and `variables`,
+        `generate` the others. Raise InputError if the template refuses the messages, and if the prompt does
+        not fit.
+        """
+        chat = self._chat_format
+        prompt, tokens = self.chat_prompt(
+            chat, messages, tools=tools, tool_choice=tool_choice if tools else "none",
+            json_schema=json_schema, thinking=thinking and reasoning_budget != 0, variables=variables,
+        )  # fmt: skip
+        generation = self.generate(
+            tokens, max_tokens, stop=(*chat.stop, *prompt.stops), sampling=sampling, chat=prompt,
+            reasoning_budget=reasoning_budget,
+        )  # fmt: skip
+        return Chat(generation, chat.answer(prompt, stop))
+
+    @cached_property
+    def _chat_format(self) -> ChatFormat:
+        return ChatFormat(self.target)
+
+    def chat_prompt(
+        self, chat: ChatFormat, messages: Sequence[Mapping[str, Any]], **asked: Any
+    ) -> tuple[_core.ChatPrompt, TokenArray | _core.ImagePrompt]:
+        """Return the prompt of messages, which may have images, and what of it is evaluated.
+
+        `asked` are the other arguments of `ChatFormat.prompt`. Raise InputError as `chat` does.
+        """
+        images: list[bytes] = []
+        if has_images(messages):
+            marker = self.projector.marker if self.projector is not None else None
+            messages, images = with_markers(messages, marker, fetches=False)
+        prompt = chat.prompt(messages, **asked)
+        text = prompt.text
+        return prompt, self.image_prompt(text, images) if images else self.tokenize(text)
+
     def _is_mine(self, last: Generation) -> bool:
         """Return True if a new generation of this thread ends the `last` one."""
         return self.n_sequences == 1 and last.thread == threading.get_ident()
@@ -522,23 +579,33 @@ class Engine:
         longest = self.config.longest_draft if self.config.draft_types else 0
         return BatchRecording(recorder, self.steps, longest, self.experts, self.events, self.governor)
 
-    async def generate_async(
+    def generate_async(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Any
     ) -> AsyncIterator[str]:
         """Yield the pieces of text of `generate`, whose arguments these are, without blocking the event loop.
 
         The generation is cancelled if the caller stops reading.
         """
-        generation = await asyncio.to_thread(self.generate, prompt, max_tokens, **options)
-        try:
-            while (piece := await asyncio.to_thread(next, generation, None)) is not None:
-                yield piece
-        finally:
-            generation.cancel()
+        return _without_blocking(partial(self.generate, prompt, max_tokens, **options))
+
+    def chat_async(
+        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, **options: Any
+    ) -> AsyncIterator[Delta]:
+        """Yield the additions of `chat`, whose arguments these are, as `generate_async` yields text."""
+        return _without_blocking(partial(self.chat, messages, max_tokens, **options))
 
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""
         return setting_of(self.config, self._pair, self._at_home, self._draft_lengths, sampling, self._load_s)
+
+
+async def _without_blocking(begin: Callable[[], Generation | Chat]) -> AsyncIterator[Any]:
+    reading = await asyncio.to_thread(begin)
+    try:
+        while (part := await asyncio.to_thread(next, reading, None)) is not None:
+            yield part
+    finally:
+        reading.cancel()
 
 
 def _no_template(_target: Model) -> tuple[str, str]:

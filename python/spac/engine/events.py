@@ -199,7 +199,7 @@ class Events:
         assert self.driver is not None
         if self._before is None:
             self._before = self.driver.plan
-        demand = np.zeros_like(self.driver.plan.priority)
+        demand = np.zeros_like(self.driver.plan.priority, np.int32)
         demand[event.layer, : len(event.demand)] = event.demand
         with self._timed(Event.VERIFY_LAYER.value, self.prediction_stats):
             self.driver.raised(Event.VERIFY_LAYER, demand, layer=event.layer, text=self.n_text)

@@ -107,6 +107,11 @@ class Generation(Iterator[str]):
             self._meter.reason = self._meter.reason or "cancelled"
         self._sequence.cancel()
 
+    def stop(self) -> None:
+        """End the text here, as a stop string does. The thread that reads calls this between two pieces."""
+        self._meter.reason = self._meter.reason or "stop"
+        self._end()
+
     @property
     def reason(self) -> str:
         """The reason for the end: "stop" (end token or stop string), "length", "cancelled"; "" before it."""

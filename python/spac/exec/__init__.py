@@ -28,6 +28,7 @@ START = Path(__file__).parent / "start"
 """The folder with the code that runs when a process starts."""
 _INTERPRETER = re.compile(rb"#!(?:/bin/sh\n'''exec' )?\s*\"?([^\s\"]*/(?:python|pypy)[\w.]*)")
 """The path of the interpreter, at the beginning of a script. pip writes two lines if the path is long."""
+_PYTHON = re.compile(r"python[\d.]*")
 _ENV = re.compile(rb"#!\s*\S*/env\s.*\bpython")
 
 
@@ -36,8 +37,9 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="spac exec",
         description="Run a Python program, its processes too, with the llama_cpp of spac: models that have "
-        "experts are split. The program is a file, a command of this environment, or -m and a module. "
-        "Everything after its name belongs to it. Options apply to models whose call does not give them.",
+        "experts are split. The program is a file, a command of this environment, or -m and a module, and "
+        "`python` may stand before it. Everything after its name belongs to it. Options apply to models "
+        "whose call does not give them.",
     )
     parser.usage = "%(prog)s [OPTIONS] (FILE | COMMAND | -m MODULE) [ARGUMENTS]"
     add_engine(parser, OPTIONS)
@@ -91,7 +93,14 @@ def _plain(value: Any) -> Any:
 
 
 def _resolved(program: list[str]) -> list[str]:
-    """Return the arguments with which Python runs the program. Raise InputError if there is none."""
+    """Return the arguments with which Python runs the program. Raise InputError if there is none.
+
+    A `python` in front is left out, with its options behind it as they are.
+    """
+    if program and _is_python(program[0]):
+        program = program[1:]
+        if not program or (program[0].startswith("-") and program[0] != "-m"):
+            return program
     name = program[0] if program else ""
     if not name:
         raise InputError("no program: name a file, a command, or -m MODULE")
@@ -102,6 +111,8 @@ def _resolved(program: list[str]) -> list[str]:
     if os.path.isfile(os.path.join(name, "__main__.py")) or (
         os.path.exists(name) and not os.path.isdir(name)
     ):
+        if _is_binary(name):
+            raise InputError(f"{name} is no Python script")
         return program
     # A virtual environment need not be activated.
     folders = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
@@ -110,6 +121,20 @@ def _resolved(program: list[str]) -> list[str]:
         raise InputError(f"there is no program '{name}': name a file, a command, or -m MODULE")
     _check_script(found)
     return [found, *program[1:]]
+
+
+def _is_python(name: str) -> bool:
+    """Return True for the word python, and for the path of this environment's interpreter."""
+    folder, base = os.path.split(name)
+    here = not folder or os.path.realpath(folder) == os.path.realpath(os.path.dirname(sys.executable))
+    return here and _PYTHON.fullmatch(base) is not None
+
+
+def _is_binary(path: str) -> bool:
+    if not os.path.isfile(path):  # a pipe's bytes belong to the program
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def _check_script(path: str) -> None:

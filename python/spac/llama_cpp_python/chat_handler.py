@@ -7,14 +7,13 @@ server.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from spac.chat.format import Answer, ChatFormat, Delta
-from spac.chat.messages import has_images, with_markers
 from spac.chat.options import ChatOptions
 from spac.config.grammar import of_schema
+from spac.engine.chat_format import Answer, ChatFormat, Delta, called
+from spac.engine.chat_messages import has_images, with_markers
 from spac.errors import InputError
 from spac.llama_cpp_python.logprobs import chat_logprobs
 from spac.llama_cpp_python.sampling import ChatGrammar
@@ -61,7 +60,8 @@ class ChatHandler:
         grammar = choice.pop("grammar", None)
         if grammar is None:
             grammar = ChatGrammar(prompt, self._budget_of(request), _instead(schema))
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        stops = [each for each in ([stop] if isinstance(stop, str) else stop or ()) if each]
+        in_parts = stream or bool(stops)
 
         def complete() -> Any:
             text = prompt.text.encode("utf-8", "replace")
@@ -69,23 +69,22 @@ class ChatHandler:
                 prompt=llama.see(text, images)
                 if images
                 else llama.tokenize(text, add_bos=True, special=True),
-                stop=[*stops, *prompt.stops, *self._chat.stop],
-                stream=stream,
+                stop=[*prompt.stops, *self._chat.stop],
+                stream=in_parts,
                 grammar=grammar,
                 **choice,
             )
 
-        answer = self._chat.answer(prompt)
-        if stream:
-            usage = (request.get("stream_options") or {}).get("include_usage")
-            return _streamed(complete, answer, llama, prompt.preserved_tokens, counts=bool(usage))
+        answer = self._chat.answer(prompt, stops)
+        if in_parts:
+            counts = not stream or bool((request.get("stream_options") or {}).get("include_usage"))
+            chunks = _streamed(complete, answer, llama, prompt.preserved_tokens, counts=counts)
+            return chunks if stream else _gathered(chunks, answer)
         with _preserved(llama, prompt.preserved_tokens):
             return _message(complete(), answer)
 
     def _prompt(self, request: Mapping[str, Any], schema: Mapping[str, Any] | None) -> Any:
         tools, choice = _tools(request)
-        if choice == "required" and self._chat.is_plain:
-            raise InputError("tool_choice: the plain chat template cannot call tools: give another template")
         variables = {**self._options.variables, **(request.get("chat_template_kwargs") or {})}
         effort = request.get("reasoning_effort")
         if effort is not None:
@@ -177,18 +176,25 @@ def _message(made: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
     choice = made["choices"][0]
     answer.push(choice["text"])
     answer.finish()
-    calls = [_call(index, call["name"], call["arguments"]) for index, call in enumerate(answer.tool_calls)]
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if calls:
-        message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
-        message["content"] = answer.content or None
     reason = _reason(choice["finish_reason"], answer)
-    logprobs = chat_logprobs(choice["logprobs"])
-    answered = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
-    kept = {name: made[name] for name in ("created", "model", "usage")}
-    return {"id": f"chat{made['id']}", "object": "chat.completion", **kept, "choices": [answered]}
+    return _answered({**made, "id": f"chat{made['id']}"}, answer, chat_logprobs(choice["logprobs"]), reason)
+
+
+def _gathered(chunks: Iterator[Mapping[str, Any]], answer: Answer) -> dict[str, Any]:
+    """Return the whole answer of a stream whose last chunk has the usage."""
+    tokens, reason = list[Any](), None
+    last: Mapping[str, Any] = {}
+    for last in chunks:
+        for choice in last["choices"]:
+            tokens += (choice["logprobs"] or {"content": ()})["content"]
+            reason = choice["finish_reason"]
+    return _answered(last, answer, {"content": tokens, "refusal": None} if tokens else None, reason)
+
+
+def _answered(made: Mapping[str, Any], answer: Answer, logprobs: Any, reason: str | None) -> dict[str, Any]:
+    answered = {"index": 0, "message": answer.message(), "logprobs": logprobs, "finish_reason": reason}
+    kept = {name: made[name] for name in ("id", "created", "model", "usage")}
+    return {**kept, "object": "chat.completion", "choices": [answered]}
 
 
 @contextlib.contextmanager
@@ -201,7 +207,7 @@ def _preserved(llama: Any, tokens: Collection[int]) -> Iterator[None]:
 
 
 def _streamed(
-    complete: Callable[[], Iterator[Mapping[str, Any]]],
+    complete: Callable[[], Any],
     answer: Answer,
     llama: Any,
     preserved: Collection[int],
@@ -212,7 +218,7 @@ def _streamed(
         yield from _chunks(complete(), answer, llama if counts else None)
 
 
-def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> Iterator[dict[str, Any]]:
+def _chunks(made: Any, answer: Answer, counted: Any) -> Iterator[dict[str, Any]]:
     """Yield a stream's chunks; with `counted`, the last one holds the usage."""
     head: dict[str, Any] = {}
     tokens: list[Any] = []  # These are not sent yet. Their text may come with a later chunk.
@@ -223,21 +229,24 @@ def _chunks(made: Iterator[Mapping[str, Any]], answer: Answer, counted: Any) -> 
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**head, "choices": [choice]}
 
-    for part in made:
-        choice = part["choices"][0]
-        if not head:
-            kept = {name: part[name] for name in ("created", "model")}
-            head = {"id": f"chat{part['id']}", "object": "chat.completion.chunk", **kept}
-            yield chunk({"role": "assistant", "content": ""})
-        tokens += (chat_logprobs(choice["logprobs"]) or {"content": ()})["content"]
-        for delta in answer.push(choice["text"]):
-            yield chunk(_delta(delta))
-        reason = choice["finish_reason"]
-        if reason is not None:
-            for delta in answer.finish():
+    with contextlib.closing(made):
+        for part in made:
+            choice = part["choices"][0]
+            if not head:
+                kept = {name: part[name] for name in ("created", "model")}
+                head = {"id": f"chat{part['id']}", "object": "chat.completion.chunk", **kept}
+                yield chunk({"role": "assistant", "content": ""})
+            tokens += (chat_logprobs(choice["logprobs"]) or {"content": ()})["content"]
+            for delta in answer.push(choice["text"]):
                 yield chunk(_delta(delta))
-            yield chunk({}, _reason(reason, answer))
-    if counted is not None and counted.stats is not None:
+            reason = "stop" if answer.stopped else choice["finish_reason"]
+            if reason is not None:
+                for delta in answer.finish():
+                    yield chunk(_delta(delta))
+                yield chunk({}, _reason("stop" if answer.stopped else reason, answer))
+            if answer.stopped:
+                break
+    if counted is not None:
         stats = counted.stats
         usage = {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.generated_tokens}
         details = {"prompt_tokens_details": {"cached_tokens": stats.cached_tokens}}
@@ -250,13 +259,8 @@ def _delta(delta: Delta) -> dict[str, Any]:
     if delta.index is None:
         return {"content": delta.content}
     if delta.name:
-        return {"tool_calls": [_call(delta.index, delta.name, delta.arguments)]}
+        return {"tool_calls": [{"index": delta.index, **called(delta.name, delta.arguments)}]}
     return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.arguments}}]}
-
-
-def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 def _reason(reason: str, answer: Answer) -> str:

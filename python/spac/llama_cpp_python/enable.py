@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from spac import _library
 from spac.config import EngineConfig
 from spac.errors import InputError
 from spac.llama_cpp_python.names import OPTIONS
 from spac.model.gguf.check import check_model
+
+if TYPE_CHECKING:
+    from spac.llama_cpp_python.arguments import EngineArguments
 
 _options: dict[str, Any] | None = None
 _kinds: dict[Any, Any] = {}
@@ -26,7 +29,7 @@ _kinds: dict[Any, Any] = {}
 # functions import what needs llama_cpp.
 
 
-def enable(**options: Any) -> None:
+def enable(**options: Unpack[EngineArguments]) -> None:
     """Make `llama_cpp.Llama(...)` create a `spac.Llama` from now on, for models that have experts.
 
     The app may have imported the class already, and may derive from it. `options` are those of `spac.Llama`

@@ -102,9 +102,10 @@ class LoopRun:
         setting: Setting,
         experts: _core.Experts | None,
         n_prompt: int,
+        is_end: Callable[[int], bool],
         logprobs: Logprobs | None = None,
     ) -> None:
-        self._setting, self._experts, self._logprobs = setting, experts, logprobs
+        self._setting, self._experts, self._is_end, self._logprobs = setting, experts, is_end, logprobs
         self._meter = Meter(prompt_tokens=n_prompt)
         self._before = experts.stats if experts is not None else {}
         self.n_evaluated = 0
@@ -124,14 +125,14 @@ class LoopRun:
                 elapsed = time.perf_counter() - started
                 if fault := _core.take_grammar_fault():
                     raise InputError(fault)
-                if meter.generated_tokens:
+                if meter.first_tokens:
                     meter.decode_s += elapsed
                     meter.steps += 1
                     meter.step_tokens += 1
                 else:
                     meter.prefill_s = meter.first_token_s = elapsed
                     meter.prefilled_tokens, meter.first_tokens = self.n_evaluated, 1
-                meter.generated_tokens += 1
+                meter.generated_tokens += not self._is_end(token)
                 if self._logprobs is not None:
                     self._logprobs.take(token)
                 sent = yield token

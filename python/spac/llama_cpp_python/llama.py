@@ -16,10 +16,10 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 import llama_cpp
 import numpy as np
@@ -29,12 +29,13 @@ from llama_cpp.llama import LlamaState, LogitsProcessorList
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from spac import _core
-from spac.chat.format import ChatFormat
 from spac.chat.options import DEFAULTS
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.engine import DEFAULT_CONTEXT
 from spac.engine import Engine
+from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
+from spac.llama_cpp_python.arguments import Arguments, LlamaCppArguments, signature
 from spac.llama_cpp_python.call_lock import CallLock, Stream
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.llama_cpp_python.completion import GenerationAsked, parts
@@ -55,13 +56,14 @@ from spac.llama_cpp_python.pair import (
 )
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling, check_grammar
 from spac.llama_cpp_python.several import PerThread, Record, refuse_alone
+from spac.machine.terminal import wrapped
 from spac.model import c_api
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import ModelInfo, check_model
 from spac.model.images import NO_PROJECTOR
 from spac.model.thread_pool import SharedPool
 from spac.scheduler import Event
-from spac.stats import RunStats, Setting
+from spac.stats import Meter, RunStats, Setting
 
 __all__ = ["OPTIONS", "Llama"]
 
@@ -73,6 +75,18 @@ COMMON = "common"
 """The name of the chat format that llama.cpp's `common` implements: the format of the model's family."""
 _EXACT = "_config"  # `Llama.from_config` passes its own argument by this name.
 _CHOICE = {item.name: _GENERATE.parameters[item.name].default for item in fields(Sampling)}
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _like(method: Callable[_P, Any]) -> Callable[[Callable[..., _R]], Callable[_P, _R]]:
+    """Return a decorator that gives a method the parameters and the documentation of llama_cpp's `method`."""
+    return functools.wraps(method)
+
+
+def _answers(method: Callable[_P, Any]) -> Callable[_P, Any]:
+    """Return a method whose result is a dict, or an iterator with `stream`: Any, so that both can be used."""
+    return method
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -103,6 +117,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     one line.
     """
 
+    if TYPE_CHECKING:
+        __call__ = _answers(llama_cpp.Llama.__call__)
+        create_completion = _answers(llama_cpp.Llama.create_completion)
+
     input_ids: npt.NDArray[np.intc]
     n_tokens: int
     _engine: Engine | None = None
@@ -123,8 +141,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _n_described = 0
     """The number of the context's tokens that `input_ids` has, if llama_cpp's functions have the context."""
 
-    def __init__(self, model_path: str, **options: Any) -> None:
-        options = {name: value for name, value in options.items() if value is not None}
+    def __init__(self, model_path: str, **given: Unpack[Arguments]) -> None:
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._own = own = {name: options.pop(name) for name in (*OPTIONS, _EXACT) if name in options}
         self._said: set[str] = set()
         self._calls = CallLock()
@@ -145,15 +163,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
             raise
 
+    __init__.__signature__ = signature(inspect.signature(llama_cpp.Llama.__init__))  # type: ignore[attr-defined]
+
     @classmethod
-    def from_config(cls, config: EngineConfig, **options: Any) -> Self:
+    def from_config(cls, config: EngineConfig, **options: Unpack[LlamaCppArguments]) -> Self:
         """Return a model that runs as an `Engine` of this configuration runs.
 
         `options` are further arguments of llama_cpp. The configuration's sampling is not used, because every
         call has its own. The context has rows of logits for the longest verification only. Code that decodes
         on it with llama_cpp's low-level functions and needs more rows gives `logits_all`.
         """
-        keywords = {**llama_keywords(config), **options, _EXACT: config}
+        keywords: dict[str, Any] = {**llama_keywords(config), **options, _EXACT: config}
         return cls(str(config.target), **keywords)
 
     def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
@@ -209,7 +229,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         for note in self.notes:
             log.info("%s", note)
             if self.verbose:
-                print(f"spac: {note}", file=sys.stderr)
+                print(wrapped(f"spac: {note}", sys.stderr), file=sys.stderr)
 
     def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
         """Run llama_cpp's own initialization; an error of the library is raised with its reason."""
@@ -285,12 +305,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return self._engine.notes if self._engine is not None else []
 
     @property
-    def stats(self) -> RunStats | None:
-        """The statistics of the last generation, or None before the first one.
+    def stats(self) -> RunStats:
+        """The statistics of the last generation. Before the first one, they count nothing.
 
         With `parallel`, these are of the last one in this thread.
         """
-        return self._run.stats if self._run is not None else None
+        if self._run is None:
+            return RunStats.of(self._setting(_CHOICE["temp"]), Meter())
+        stats: RunStats = self._run.stats
+        return stats
 
     # Generation
 
@@ -298,7 +321,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Return the generator `made`, which works while no other thread uses the model."""
         return made if self._threads is not None else Stream(self._calls, made)
 
-    @functools.wraps(llama_cpp.Llama.generate)
+    @_like(llama_cpp.Llama.generate)
     def generate(self, *args: Any, **keywords: Any) -> Tokens:
         """Yield tokens as llama_cpp's `generate` does, from llama.cpp's loop where it can."""
         given = _GENERATE.bind(self, *args, **keywords).arguments
@@ -343,7 +366,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._use_context(keeps=not resets)
         experts = self._engine.experts if self._engine is not None else None
         n_prompt = len(given["tokens"])
-        self._run = run = LoopRun(self._setting(sampling), experts, n_prompt, sampling.logprobs)
+        self._run = run = LoopRun(
+            self._setting(sampling.temp), experts, n_prompt, self.target.is_end, sampling.logprobs
+        )
         if isinstance(sampling.grammar, ChatGrammar):
             given["grammar"] = sampling.grammar.instead
         check_grammar(self.model, given.get("grammar"))
@@ -401,7 +426,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         engine, alone = self._engine, self._threads is None
         record: Any = self if alone else Record(max(engine.context, len(sequence)) + 1)
         turn, n_unseen, limit = self._turn, len(sequence), self._expected
-        setting = self._setting(sampling)
+        setting = self._setting(sampling.temp)
         while True:
             if alone:
                 self._give_context()
@@ -435,9 +460,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 raise InputError("images: an answer continues its own tokens alone")
             self._turn = turn = self._turn + 1
 
-    def _setting(self, sampling: Sampling) -> Setting:
-        """Return the setting that runs, for the statistics."""
-        temp = max(float(sampling.temp), 0.0)
+    def _setting(self, temp: float) -> Setting:
+        """Return the setting that runs at this temperature, for the statistics."""
+        temp = max(float(temp), 0.0)
         if self._engine is not None:
             return replace(self._engine.setting(SamplingConfig()), seed=self._seed, temp=temp)
         device = _core.default_device() if self.model_params.n_gpu_layers else "cpu"

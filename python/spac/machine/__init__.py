@@ -1,1 +1,1 @@
-"""Facts about the machine (processor, memory, device memory), atomic writing of files, types of arrays."""
+"""Facts about the machine, atomic writing of files, lines for the terminal, types of arrays."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+from spac.machine import control_groups
 from spac.machine.topology import n_cores, read_cpus
 
 
@@ -17,14 +18,21 @@ def physical_cores() -> int:
     return max(1, min(n_cores(read_cpus()), int(cpu_quota() or 2**31)))
 
 
-def cpu_quota(control_groups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return the seconds of processor time that a container may use per second; None without a limit."""
+def cpu_quota() -> float | None:
+    """Return the seconds of processor time that this process may use per second; None without a limit.
+
+    Each of the control groups around it may have a limit.
+    """
+    limits = (_quota(folder) for folder in control_groups.folders("cpu"))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _quota(group: Path) -> float | None:
     try:
-        if (unified := control_groups / "cpu.max").exists():
+        if (unified := group / "cpu.max").exists():
             quota, period = unified.read_text().split()
         else:
-            quota, period = ((control_groups / "cpu" / f"cpu.cfs_{name}_us").read_text().strip()
-                             for name in ("quota", "period"))  # fmt: skip
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return float(quota) / float(period) if float(quota) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None  # ValueError: "max", which means no limit

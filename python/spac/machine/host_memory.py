@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+from spac.machine import control_groups
+
 _NO_LIMIT = 1 << 60
 """Bytes. Larger limits mean no limit: control groups of version 1 report a number near 2^63."""
 
@@ -58,32 +58,13 @@ def _limits() -> Iterator[tuple[int, int]]:
 
     Pages of files do not count as used, because the system drops them when the memory is needed.
     """
-    for folder in _folders():
+    for folder in control_groups.folders("memory"):
         limits = (_number(folder, name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes"))
         limit = min((each for each in limits if each is not None), default=_NO_LIMIT)
         if limit >= _NO_LIMIT:
             continue
         used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
         yield limit, max(0, used - _file_pages(folder))
-
-
-def _folders() -> Iterator[Path]:
-    """Yield the folders of this process's control groups that count memory, the innermost first.
-
-    They are of version 2 or 1. A container may show its own group as the outermost one.
-    """
-    try:
-        lines = _OWN.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = _GROUPS / "memory" if controllers else _GROUPS
-        folder = root / group.lstrip("/")
-        yield folder
-        yield from (parent for parent in folder.parents if parent.is_relative_to(root))
 
 
 def _file_pages(folder: Path) -> int:

@@ -12,6 +12,7 @@ from spac.errors import InputError
 from spac.machine import nvidia
 from spac.machine.device_memory import margin, simulated_index, spare
 from spac.model.gguf.info import ModelInfo
+from spac.model.known import KnownModel
 
 COMPILING_S = 1200.0
 """The seconds that a thread waits at a gate where the driver compiles kernels at their first use."""
@@ -238,8 +239,8 @@ class DeviceRoom:
 
     @property
     def names(self) -> str:
-        """The devices' names; "a card" for one that a limit alone describes."""
-        return " and ".join(device.name for device in self.devices) or "a card"
+        """The devices' names; "a GPU" for one that a limit alone describes."""
+        return " and ".join(device.name for device in self.devices) or "a GPU"
 
 
 @dataclass(frozen=True)
@@ -284,7 +285,7 @@ def room_on(device: _core.DeviceInfo, limit: VramLimit | None = None) -> tuple[i
     return allowed, max(0, min(device.memory.free, allowed) - spare(device, allowed))
 
 
-def fit(info: ModelInfo, room: DeviceRoom, more_bytes: int = 0) -> Fit:
+def fit(info: ModelInfo | KnownModel, room: DeviceRoom, more_bytes: int = 0) -> Fit:
     """Return the part of a model that fits beside `more_bytes`, such as a projector's."""
     dense = info.file_size - info.expert_bytes + more_bytes
     share = min(1.0, (room.free - dense) / info.expert_bytes) if info.is_moe else 0.0

@@ -1,4 +1,4 @@
-"""Models by name: `OWNER/REPO[:QUANT]` on a model hub, its files, and the cache that tools share.
+"""Models by name: a short name or `OWNER/REPO[:QUANT]` on a hub, its files, and the cache that tools share.
 
 Files are chosen as llama.cpp's `-hf` chooses them, and huggingface_hub downloads them. Its environment
 variables are valid: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the others.
@@ -19,6 +19,7 @@ from typing import Any
 
 from spac.errors import InputError
 from spac.machine.device_memory import size
+from spac.model import known
 
 DEFAULTS = ("Q4_K_M", "Q8_0")
 """The quantizations that are looked for if none is named. If there is neither, the first file is taken."""
@@ -41,9 +42,10 @@ class Name:
 
     @classmethod
     def parse(cls, text: str) -> Name:
-        """Return the name in a text, or raise InputError if it has another form."""
-        if not (match := _NAME.fullmatch(text)) or ".." in text:
-            raise InputError(f"'{text}' is not OWNER/REPO or OWNER/REPO:QUANT")
+        """Return the name in a text, which may be a short one, or raise InputError for another form."""
+        if not (match := _NAME.fullmatch(known.hub_name(text) or text)) or ".." in text:
+            close = known.near(text) or ", ".join(model.name for model in known.MODELS)
+            raise InputError(f"'{text}' is not OWNER/REPO or OWNER/REPO:QUANT, nor a short name: {close}")
         return cls(match[1], match[2] or "")
 
 
@@ -259,6 +261,14 @@ def _download(hub: Any, name: Name, model: Model, access: Access) -> Path:
     return paths[0]
 
 
+def cached(name: Name) -> Path | None:
+    """Return the path of a model's first file if all of its files are in the cache; else None."""
+    try:
+        return _from_cache(name, "", "")
+    except InputError:
+        return None
+
+
 def _from_cache(name: Name, file: str, why: str) -> Path:
     """Return the path of a model's first file in the cache, or raise InputError that says `why`."""
     found = snapshot(name.repo)
@@ -275,8 +285,12 @@ def _check_disk(repo: str, model: Model, sizes: dict[str, int]) -> None:
     """Raise InputError if the disk of the cache does not hold what is still to come."""
     hub = library()
     there = [hub.try_to_load_from_cache(repo, file) for file in model.files]
-    missing = sum(sizes[file] for file, path in zip(model.files, there, strict=True) if path is None)
-    cache = Path(hub.constants.HF_HUB_CACHE)
+    check_disk(repo, sum(sizes[file] for file, path in zip(model.files, there, strict=True) if path is None))
+
+
+def check_disk(repo: str, missing: int) -> None:
+    """Raise InputError if the disk of the cache does not hold `missing` bytes of a repository."""
+    cache = Path(library().constants.HF_HUB_CACHE)
     to_come = missing - _begun(repo)
     near = next(part for part in (cache, *cache.parents) if part.exists())
     free = shutil.disk_usage(near).free

@@ -426,6 +426,8 @@ class ModelPair:
         if device is None and by_default and self._has_experts and not env.DEVICE.get():
             why = nvidia.too_old(_core.cuda_version) or "see `spac doctor`"
             self.notes.append(f"no GPU found ({why}): everything runs on the CPU")
+        if device is None and not self._config.rpc and (unused := self._config.unused_on_cpu):
+            self.notes.append(unused)
         if by_default and device is not None and simulated_index(device.name) is not None:
             self.notes.append(
                 "no GPU found (see `spac doctor`): a simulated device on the CPU shows the split; "

@@ -203,7 +203,7 @@ class Charts:
         slots = self._recording.stats.get("slots") or 0
         in_use = self._per_step("resident").tolist()
         marks = [{"y": slots, "label": f"{number(slots)} slots"}] if slots else []
-        series = [_series("resident experts", GREEN, in_use, style="area")]
+        series = [_series("experts in slots", GREEN, in_use, style="area")]
         return self._over_steps(
             "Slots in use", "experts", series, y_range=[0, max(1, slots) * 1.15], marks=marks
         )

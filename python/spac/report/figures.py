@@ -134,10 +134,10 @@ def time_parts(columns: Mapping[str, Float64Array]) -> list[Part]:
                 "the CPU waits for a layer's ids and input: the device is busy",
                 c["host_wait_ns"],
             ),
-            ("CPU experts", "experts that were not resident", c["host_compute_ns"]),
+            ("CPU experts", "experts that were not in slots", c["host_compute_ns"]),
             ("Launches and copies", "calls that queue the device's work", c["queue_ns"]),
             ("Sampling", "choosing and checking tokens", c["sample_ns"]),
-            ("Scheduler", "deciding what is resident", c["scheduler_ns"]),
+            ("Scheduler", "deciding what is in slots", c["scheduler_ns"]),
             ("Everything else", "accepting, text, the governor, Python", rest),
         )
     ]

@@ -48,7 +48,7 @@ class Experts {
     const share = this.looks ? this.resident[i] / this.looks : 0;
     const times = (n, thing) => `${n.toLocaleString("en")} ${thing}${n === 1 ? "" : "s"}`;
     const on = this.devices.length ? ` on ${this.devices[layer]}` : "";
-    return `Layer ${layer}${on}, expert ${expert}: resident in ${inUnit(share, "%")} of the steps, wanted ` +
+    return `Layer ${layer}${on}, expert ${expert}: in a slot in ${inUnit(share, "%")} of the steps, wanted ` +
       `${times(wanted, "time")} (rank ${rank} of ${this.counts[layer]}), came ${times(this.arrivals[i], "time")}`;
   }
 }
@@ -185,7 +185,7 @@ if (data.experts) {
   for (const count of experts.demand) most = Math.max(most, count);
   const looks = Math.max(1, experts.looks);
   // Demand is skewed. Its square root keeps rare demand distinguishable from none.
-  new HeatMap(document.getElementById("heat-resident"), experts, "Residency", "resident",
+  new HeatMap(document.getElementById("heat-resident"), experts, "In slots", "resident",
     (i) => experts.resident[i] / looks, ["never", "in every step"]);
   new HeatMap(document.getElementById("heat-demand"), experts, "Demand", "demand",
     (i) => Math.sqrt(experts.demand[i] / most), ["none", `${most.toLocaleString("en")} activations`]);

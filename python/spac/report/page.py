@@ -14,6 +14,7 @@ from typing import Any
 from spac.report import words
 from spac.report.charts import Chart, Charts
 from spac.report.figures import MATRICES, Recording, file_name
+from spac.stats.advice import verdict
 
 SCRIPTS = ("charts.js", "heat.js")
 
@@ -39,6 +40,7 @@ def page(recording: Recording) -> str:
         script_hash=f"sha256-{digest}",
         style=colours() + _file("page.css"),
         setting=words.settings(recording),
+        verdict=escape(verdict(recording.stats)),
         cards=words.cards(recording),
         sections="\n".join(_sections(recording, charts, drawn)),
         version=escape(recording.content["version"]),

@@ -83,7 +83,7 @@ def of_hits(recording: Recording) -> str:
     slots, n_expert = recording.stats.get("slots"), recording.stats.get("n_experts")
     best = fixed_hit_rate(recording)
     if not slots or not n_expert or best is None:
-        return "No expert was on the device."
+        return "No expert was in slots."
     return (
         f"The device held {percent(slots / n_expert)} of the experts and computed "
         f"{percent(recording.stats.get('hit_rate'))} of the activations. The best fixed choice of as many "

@@ -125,6 +125,10 @@ class View:
         return np.asarray(np.arange(self.n_expert)[None, :] < counts[:, None])
 
 
+RealArray = npt.NDArray[Any]
+"""An array of integers, floating-point numbers or truth values."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The state toward which the reconciler drives the slots.
@@ -132,18 +136,24 @@ class Plan:
     An expert is wanted when its priority is at least its layer's threshold. The highest priority is loaded
     first. An upload never evicts an expert of equal or higher priority. If `layers` is given, the plan covers
     only the rows that it marks, and the other rows keep an earlier plan.
+
+    Only the order of priorities and thresholds counts, across all layers. They may be real numbers of any
+    type, infinite ones too, but not NaN. int32 arrays are used as they are. Raise InputError for other
+    arrays and shapes.
     """
 
-    priority: Int32Array  # [L, N]
-    threshold: Int32Array  # [L]
+    priority: RealArray  # [L, N]
+    threshold: RealArray  # [L]
     layers: BoolArray | None = field(default=None)  # [L], or None for all
 
     def __post_init__(self) -> None:
         for name, rank in (("priority", 2), ("threshold", 1)):
             array = getattr(self, name)
-            if not isinstance(array, np.ndarray) or array.dtype != np.int32 or array.ndim != rank:
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.ndim != rank:
                 shape = "[L, N]" if rank == 2 else "[L]"
-                raise InputError(f"a plan's {name} must be an int32 array of shape {shape}")
+                raise InputError(f"a plan's {name} must be an array of real numbers of shape {shape}")
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                raise InputError(f"a plan's {name} has NaN, which has no place in an order: give a number")
         n_layer = self.priority.shape[0]
         if self.threshold.shape != (n_layer,):
             raise InputError(
@@ -155,7 +165,8 @@ class Plan:
     @property
     def wanted(self) -> BoolArray:
         """The experts that the plan wants resident, bool [L, N]; False in rows that it does not cover."""
-        wanted = self.priority >= self.threshold[:, None]
+        priority, threshold = _comparable(self.priority, self.threshold)
+        wanted = priority >= threshold[:, None]
         if self.layers is not None:
             wanted &= self.layers[:, None]
         return np.asarray(wanted)
@@ -169,14 +180,31 @@ class Plan:
             raise InputError(f"a plan has shape {self.priority.shape}, the model {earlier.priority.shape}")
         if self.layers is None:
             return self
-        priority = np.where(self.layers[:, None], self.priority, earlier.priority)
-        threshold = np.where(self.layers, self.threshold, earlier.threshold)
-        return Plan(priority.astype(np.int32), threshold.astype(np.int32))
+        priority = np.where(self.layers[:, None], *_comparable(self.priority, earlier.priority))
+        threshold = np.where(self.layers, *_comparable(self.threshold, earlier.threshold))
+        return Plan(priority, threshold)
+
+    def ranked(self) -> Plan:
+        """Return the plan with int32 arrays of the same order: ranks, or its own arrays if they are int32."""
+        if self.priority.dtype == self.threshold.dtype == np.int32:
+            return self
+        priority, threshold = _comparable(self.priority, self.threshold)
+        _, ranks = np.unique(np.append(priority, threshold), return_inverse=True)
+        ranks, n = ranks.astype(np.int32), priority.size
+        return Plan(ranks[:n].reshape(priority.shape), ranks[n:], self.layers)
 
     @classmethod
     def nothing(cls, n_layer: int, n_expert: int) -> Plan:
         """Return the plan that wants no expert resident."""
         return cls(np.zeros((n_layer, n_expert), np.int32), np.ones(n_layer, np.int32))
+
+
+def _comparable(*arrays: RealArray) -> list[RealArray]:
+    """Return the arrays in one type that holds all their values exactly."""
+    kind = np.result_type(*arrays)
+    if kind.kind == "f" and any(array.dtype.kind in "iu" and array.itemsize == 8 for array in arrays):
+        kind = np.dtype(np.longdouble)  # Its 64 bits or more hold every integer.
+    return [array.astype(kind, copy=False) for array in arrays]
 
 
 class Scheduler(ABC):

@@ -74,7 +74,7 @@ class Driver:
         self._costs = costs
         self._routes = routes
         self._lock = RLock()
-        self._no_demand = np.zeros_like(self._plan.priority)
+        self._no_demand = np.zeros((len(self._layers), n_expert), np.int32)
         self._step = 0
         self._latest: list[Int32Array] = []  # routes of the latest steps, [L, T, U] each
         self.recorder: DemandRecorder | None = None
@@ -279,4 +279,5 @@ class Driver:
                 f"for a model of shape {self._plan.priority.shape}"
             )
         self._plan = plan.over(self._plan)
-        self._experts.submit(self._plan.priority, self._plan.threshold)
+        ranked = self._plan.ranked()
+        self._experts.submit(ranked.priority, ranked.threshold)

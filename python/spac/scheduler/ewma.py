@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from spac.machine.arrays import Float64Array, Int32Array
-from spac.scheduler.base import Event, Plan, Scheduler, StateArrays, View
+from spac.machine.arrays import Float64Array
+from spac.scheduler.base import Event, Plan, RealArray, Scheduler, StateArrays, View
 
 _DECAY = 0.65  # the factor that a step applies to a score
 _ONE = 1 << 16  # priority of one activation per token in every step
@@ -45,20 +45,23 @@ class EwmaScheduler(Scheduler):
         self._score = np.maximum(state["score"], 0.0)
 
 
-def best_per_pool(priority: Int32Array, view: View) -> Int32Array:
-    """Return thresholds, int32 [L], at which every pool wants as many experts as it has slots.
+def best_per_pool(priority: RealArray, view: View) -> RealArray:
+    """Return thresholds, [L] of the priorities' type, at which every pool wants as many as it has slots.
 
-    No expert of priority 0 is wanted. Experts that tie at a threshold are all wanted; the first that are
-    loaded stay.
+    No expert of priority 0 or less is wanted. Experts that tie at a threshold are all wanted; the first that
+    are loaded stay.
     """
-    threshold = np.ones(view.n_layer, np.int32)
+    is_float = priority.dtype.kind == "f"
+    kind = priority.dtype if is_float or priority.itemsize == 8 else np.result_type(priority, np.int32)
+    least = np.nextafter(kind.type(0), kind.type(1)) if is_float else 1
+    threshold = np.full(view.n_layer, least, kind)
     pools = np.array([layer.pool for layer in view.layers], np.int32)
     for pool, n_slots in enumerate(view.pool_slots):
         members = pools == pool
         values = priority[members].ravel()
         if n_slots == 0:
-            threshold[members] = np.iinfo(np.int32).max
+            threshold[members] = np.inf if is_float else np.iinfo(kind).max
         elif n_slots < values.size:
             nth = values.size - int(n_slots)
-            threshold[members] = max(1, int(np.partition(values, nth)[nth]))
+            threshold[members] = max(least, np.partition(values, nth)[nth])
     return threshold

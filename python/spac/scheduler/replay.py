@@ -57,6 +57,7 @@ class _Slots:
         """Copy and evict experts toward the plan, `max_uploads` copies at most; None for no limit."""
         if max_uploads == 0:
             return
+        plan = plan.ranked()
         steps = self._table.toward(plan.priority, plan.threshold, 0)
         for _, load, victim in steps[:max_uploads]:
             if victim is not None:

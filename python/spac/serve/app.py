@@ -234,7 +234,7 @@ def _template_of(target: Model, given: str | None) -> tuple[str, str]:
 
     Raise InputError if the given one cannot be used.
     """
-    from spac.chat.format import FALLBACK, ChatFormat
+    from spac.engine.chat_format import FALLBACK, ChatFormat
 
     chat = ChatFormat(target, given)
     if chat.is_plain and target.chat_template is None:

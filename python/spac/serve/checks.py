@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spac import _core
-from spac.chat.messages import image_at
 from spac.config.schema_limits import check_schemas
+from spac.engine.chat_messages import image_at
 from spac.serve import forms
 from spac.serve.refusal import Refusal
+
+if TYPE_CHECKING:
+    from spac.engine import Engine
 
 _TYPES: dict[str, tuple[Any, str]] = {
     "grammar": (str, "a text"),
@@ -21,12 +25,63 @@ _TYPES: dict[str, tuple[Any, str]] = {
 """The types of fields that llama.cpp passes over where they have another one."""
 
 
-def checked(path: str, body: bytes, model: int, names: Collection[str] | None) -> bytes:
+class TextLimits:
+    """The limits of what a request asks to be read, which are checked before anything is tokenized."""
+
+    MOST_TEXTS = 2048
+    """The most texts of one request, as with OpenAI's embeddings."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take the context and the vocabulary of an engine."""
+        self.model, self._context = engine.target, engine.context
+
+    @functools.cached_property
+    def most_bytes(self) -> int:
+        """The bytes of text that the context holds if every token is the longest one of the vocabulary."""
+        longest = max(len(self.model.piece(token, special=True)) for token in range(self.model.n_tokens))
+        return self._context * max(1, longest)
+
+    def check(self, request: Mapping[str, Any]) -> None:
+        """Raise Refusal for too many texts or messages, and for a text that cannot fit the context."""
+        for name in ("prompt", "input", "content", "documents", "texts"):
+            given = request.get(name)
+            is_one = not isinstance(given, list) or all(type(each) is int for each in given)
+            texts: list[Any] = [given] if is_one else list(given or ())
+            if len(texts) > self.MOST_TEXTS and not any(isinstance(each, dict) for each in texts):
+                raise Refusal(400, f"{name} has {len(texts)} texts, and {self.MOST_TEXTS} are the most")
+            for text in texts:
+                self._check_bytes(_n_bytes(text))
+        messages = [each for name in ("messages", "input") for each in _list(request.get(name))]
+        messages = [each for each in messages if isinstance(each, Mapping)]
+        if len(messages) > self._context:
+            self._refuse(f"there are {len(messages)} messages")
+        self._check_bytes(sum(_n_bytes(each.get("content")) for each in messages))
+        for name in ("system", "instructions"):
+            self._check_bytes(_n_bytes(request.get(name)))
+
+    def _check_bytes(self, n: int) -> None:
+        if n > self._context and n > self.most_bytes:  # the second one reads the vocabulary
+            self._refuse(f"the text has {n} bytes")
+
+    def _refuse(self, what: str) -> None:
+        raise Refusal(400, f"this model's maximum context length is {self._context} tokens: {what}")
+
+
+def _n_bytes(text: Any) -> int:
+    """Return the bytes of a text, or of a list of texts and of parts of text; 0 for anything else."""
+    if isinstance(text, str):
+        return len(text.encode("utf-8", "surrogatepass"))
+    if isinstance(text, list):
+        return sum(map(_n_bytes, text))
+    return _n_bytes(text.get("text")) if isinstance(text, Mapping) else 0
+
+
+def checked(path: str, body: bytes, limits: TextLimits, names: Collection[str] | None) -> bytes:
     """Return a request's body in the form that llama.cpp reads, with the tools that its choice names.
 
-    `path` is that of the interface. `model` is the address of the target's llama_model. A request may name
-    the models `names` alone, or any with None. Raise Refusal or InputError for a body that is no object, that
-    exceeds a limit, or that asks for what nobody honours.
+    `path` is that of the interface. A request may name the models `names` alone, or any with None. Raise
+    Refusal or InputError for a body that is no object, that exceeds a limit, or that asks for what nobody
+    honours.
     """
     request = parsed(body)
     name = request.get("model")
@@ -36,7 +91,8 @@ def checked(path: str, body: bytes, model: int, names: Collection[str] | None) -
         if not isinstance(request.get(field), types | None):
             raise Refusal(400, f"{field} must be {wanted}")
     if isinstance(grammar := request.get("grammar"), str):
-        _core.check_grammar(model, grammar)
+        _core.check_grammar(limits.model.pointer, grammar)
+    limits.check(request)
     check_schemas(list(_schemas(request)))
     return formed(path, body, request)
 

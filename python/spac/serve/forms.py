@@ -20,7 +20,6 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 NOT_HONOURED = {
     "suffix": "it is no completion that fills in: use /infill with a model that has tokens for it",
-    "echo": "the prompt is not repeated",
 }
 """Fields of completions that would change an answer, with the reason why they are refused."""
 _PATHS = (CHAT, RESPONSES, MESSAGES, "/v1/messages/count_tokens", "/v1/chat/completions/input_tokens",

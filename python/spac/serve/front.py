@@ -11,7 +11,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
@@ -20,11 +20,13 @@ from starlette.routing import Router
 
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
-from spac.serve.checks import checked, formed, parsed, with_images
-from spac.serve.forms import RESPONSES
+from spac.serve.checks import TextLimits, checked, formed, parsed, with_images
+from spac.serve.connections import Bodies, Body, Message, Receive
+from spac.serve.echo import Echo
+from spac.serve.forms import COMPLETIONS, MESSAGES, RESPONSES
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
-from spac.serve.refusal import GONE, Refusal, refusal_of
+from spac.serve.refusal import GONE, MessageErrors, Refusal, refusal_of
 from spac.serve.request_queue import Full, RequestQueue, full
 from spac.serve.responses import ResponseForm
 from spac.serve.state import OPEN_TO_ALL, Scope, ServerState
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from spac import _core
     from spac.engine import Engine
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
@@ -73,8 +73,8 @@ METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 """The methods that pages of other origins may use, as with llama-server."""
 STALL_S = 60.0
 """Seconds after which a client that takes nothing counts as gone, because others wait for the model."""
-MAX_BODY = 32 << 20
-"""The most bytes of a request's body."""
+LARGE = 1 << 20
+"""The bytes from which on a body counts as large."""
 POLLED = {*OPEN_TO_ALL, "/metrics"}
 """Paths that monitors ask for every few seconds. The log leaves them out."""
 
@@ -128,8 +128,8 @@ class LoopRequest:
         """True until the request's turn has come."""
         self.cancelled = False
         """True once the request was cancelled."""
-        self.form: ResponseForm | None = None
-        """The form of an answer of Responses, or None."""
+        self.rewrites: ResponseForm | Echo | MessageErrors | None = None
+        """What changes the answer on its way to the client, or None."""
         self._turn: asyncio.Future[None] | None = None
         self._answer: _core.LoopResponse | None = None
 
@@ -186,6 +186,8 @@ class Front:
         self._engine, self._loop, self._state = engine, engine.loop, state
         self._feed = LiveFeed(engine, answers=self._answers if engine.n_sequences > 1 else None)
         self._fetches = fetches
+        self._limits = TextLimits(engine)
+        self._bodies, self._large = Bodies(), asyncio.Semaphore(2)
         self._page = Router(page_routes(self._feed, is_markdown)) if has_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,7 +199,8 @@ class Front:
         answer = Answer(send, path)
         try:
             self._state.admit(path, scope)
-            status = await self._answer(path, scope, receive, answer)
+            with self._bodies.one() as body:
+                status = await self._answer(path, scope, receive, answer, body)
         except Exception as error:
             refusal = refusal_of(error)
             status = refusal.status
@@ -212,13 +215,13 @@ class Front:
             now = time.strftime("%H:%M:%S")
             self._state.log(f"{now} {scope['method']} {quote(scope['path'])} {status}: {seconds:.2f} s")
 
-    async def _answer(self, path: str, scope: Scope, receive: Receive, out: Answer) -> int:
+    async def _answer(self, path: str, scope: Scope, receive: Receive, out: Answer, sent: Body) -> int:
         """Answer a request, and return the status."""
         if self._page is not None and (path == "/" or path.startswith("/page/")):
             await self._page(scope, receive, out.send)
             return 200
         reads = scope["method"] in ("GET", "HEAD")
-        body = b"" if reads else await read_body(receive)
+        body = b"" if reads else await sent.read(receive)
         if path == VRAM and not reads:
             return await out.whole(200, await run_in_threadpool(change_memory, self._engine, parsed(body)))
         params = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
@@ -233,24 +236,42 @@ class Front:
             known = path in READS or path in ANSWERS or path in TOOLS or path == VRAM
             raise Refusal(405 if known else 404, f"{scope['method']} {path}: no such route")
         request = LoopRequest()
+        request.rewrites = MessageErrors() if path.startswith(MESSAGES) else None
         if path in ANSWERS:
             if path == RESPONSES:
-                request.form = ResponseForm(await run_in_threadpool(parsed, body))
+                request.rewrites = ResponseForm(await self._apart(body, parsed, body))
+            elif path == COMPLETIONS and b'"echo"' in body:
+                request.rewrites = await self._apart(body, self._echo, body)
             names = self._state.models if self._state.strict_model else None
-            body = await run_in_threadpool(checked, path, body, self._engine.target.pointer, names)
+            body = await self._apart(body, checked, path, body, self._limits, names)
             if self._fetches:
-                body = await run_in_threadpool(with_images, body)
+                body = await self._apart(body, with_images, body)
         elif path in COUNTS:
-            body = await run_in_threadpool(formed, path, body)
+            body = await self._apart(body, formed, path, body)
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))
         try:
             if path not in ANSWERS:
-                return await self._run(request, route, body, params, out)
+                async with self._turns(body):
+                    return await self._run(request, route, body, params, out)
             return await self._in_turn(request, route, body, params, out)
         finally:
             watch.cancel()
             self._state.requests.discard(request)
+
+    def _turns(self, body: bytes) -> contextlib.AbstractAsyncContextManager[object]:
+        """Return what lets few requests with large bodies be worked on at a time."""
+        return self._large if len(body) > LARGE else contextlib.nullcontext()
+
+    async def _apart(self, body: bytes, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do work on a request in a thread, and return its result."""
+        async with self._turns(body):
+            return await run_in_threadpool(work, *arguments)
+
+    def _echo(self, body: bytes) -> Echo | None:
+        """Return what repeats the prompt of a completion, if it asks for that."""
+        request = parsed(body)
+        return Echo(request, self._engine) if request.get("echo") else None
 
     async def _in_turn(
         self, request: LoopRequest, route: str, body: bytes, params: dict[str, str], out: Answer
@@ -278,6 +299,8 @@ class Front:
         """Let llama.cpp's handler answer, and send what it says."""
         if request.cancelled:
             raise Refusal(GONE, "the client left")
+        if isinstance(request.rewrites, Echo):
+            await run_in_threadpool(request.rewrites.prepare, lambda: request.cancelled)
         answer = self._loop.begin(route, body, params)
         request.begin(answer)
         try:
@@ -287,13 +310,14 @@ class Front:
             fields = _fields_of(answer)
             if not answer.is_stream:
                 whole = answer.body
-                if request.form is not None and answer.status == 200:
-                    whole = request.form.whole(whole)
+                if request.rewrites is not None:
+                    whole = request.rewrites.whole(whole)
                 return await out.whole(answer.status, whole, fields)
             start = {"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM}
             await out.send(start)
             async for part in _parts(answer):
-                told = request.form.part(part) if request.form is not None else part
+                part = part.replace(_NOTHING, b"")
+                told = request.rewrites.part(part) if request.rewrites is not None and part else part
                 await out.send({"type": "http.response.body", "body": told, "more_body": True})
             await out.send({"type": "http.response.body", "body": b"", "more_body": False})
             return GONE if request.cancelled else answer.status
@@ -354,6 +378,8 @@ def _row(slot: dict[str, Any]) -> dict[str, Any]:
 
 
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_NOTHING = b"data: null\n\n"
+"""The event with which llama.cpp begins the stream of several prompts. Clients cannot read it."""
 _STREAM = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
@@ -361,20 +387,6 @@ def _fields_of(answer: _core.LoopResponse) -> list[tuple[bytes, bytes]]:
     """Return the header fields of an answer, the body's type first."""
     fields = {"content-type": answer.content_type, **answer.headers}
     return [(name.lower().encode(), value.encode()) for name, value in fields.items()]
-
-
-async def read_body(receive: Receive) -> bytes:
-    """Return the request's body; raise Refusal if it is too large, or if its client left."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Refusal(GONE, "the client left")
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY:
-            raise Refusal(413, f"the body has more than {MAX_BODY >> 20} MB")
-        if not message.get("more_body"):
-            return bytes(body)
 
 
 _STACK_BYTES = 320 << 20  # address space for the handlers' recursions (csrc/session/big_stack.h)

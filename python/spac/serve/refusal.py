@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -47,6 +48,23 @@ class Refusal(Exception):  # noqa: N818  (an answer, not a fault)
         if self.status == 401:
             fields.append((b"www-authenticate", b"Bearer"))
         return fields
+
+
+class MessageErrors:
+    """Puts the errors of llama.cpp's handlers into the form of Anthropic's Messages."""
+
+    def whole(self, body: bytes) -> bytes:
+        """Return the body of an answer, or of an error."""
+        told = json.loads(body)
+        return body if "error" not in told else self._error(told["error"])
+
+    def part(self, events: bytes) -> bytes:
+        """Return some whole events of a stream."""
+        before, mark, error = events.partition(b"event: error\ndata: ")
+        return before + mark + self._error(json.loads(error)) + b"\n\n" if mark else events
+
+    def _error(self, error: dict[str, Any]) -> bytes:
+        return json.dumps(Refusal(error["code"], error["message"]).body("/v1/messages")).encode()
 
 
 def refusal_of(error: BaseException) -> Refusal:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spac.cli import interrupt
 from spac.errors import InputError
+from spac.serve.connections import guarded, most_connections
 
 if TYPE_CHECKING:
     from spac.serve.state import ServerState
@@ -28,8 +29,8 @@ def make_server(app: Any, state: ServerState, *, verbose: bool, drain_s: int = 0
 
     level = "info" if verbose else "error"
     server = uvicorn.Server(uvicorn.Config(
-        app, backlog=BACKLOG, log_level=level, access_log=False, timeout_graceful_shutdown=GRACE_S,
-        lifespan="off",
+        app, http=guarded(most_connections()), backlog=BACKLOG, log_level=level, access_log=False,
+        timeout_graceful_shutdown=GRACE_S, lifespan="off",
     ))  # fmt: skip
     leave = server.handle_exit
 

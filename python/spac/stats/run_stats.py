@@ -14,7 +14,7 @@ from typing import Any
 
 from spac.governor import ChosenLengths
 from spac.stats.prediction import PredictionStats
-from spac.stats.table import rows
+from spac.stats.table import rows, summary
 
 SCHEMA = 1
 
@@ -281,9 +281,17 @@ class RunStats:
         """Return one line of JSON with every field."""
         return json.dumps(asdict(self))
 
+    def summary(self) -> str:
+        """Return three lines of text: the speed, what computed it, and what to change."""
+        return _lines(summary(self))
+
     def table(self) -> str:
         """Return the most important figures as lines of text."""
-        return "\n".join(f"{name:<11} {value}" for name, value in rows(self))
+        return _lines(rows(self))
+
+
+def _lines(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<11} {value}" for name, value in rows)
 
 
 _OF_DEVICES = ("activations", "activations_hit", "uploads", "upload_bytes", "upload_failures", "evictions")

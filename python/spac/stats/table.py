@@ -1,14 +1,38 @@
-"""The table that shows the statistics of a run as lines of text."""
+"""The lines of text that show the statistics of a run: a summary, and a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from spac.stats.words import counted, end, number, percent, seconds, size
+from spac.stats.advice import change
+from spac.stats.words import counted, end, number, percent, seconds, share, size
 
 if TYPE_CHECKING:
     from spac.stats.run_stats import RunStats
+
+
+def summary(stats: RunStats) -> list[tuple[str, str]]:
+    """Return the rows (subject, figures) that matter to most users."""
+    text = f"{stats.generated_tokens} tokens"
+    if ended := end(stats.reason, stats.prompt_tokens + stats.generated_tokens, stats.context):
+        text += f", {ended}"
+    where = f"all on {'the CPU' if stats.device == 'cpu' else stats.device}"
+    if stats.hit_rate is not None:
+        where = f"{share(vars(stats))} of the expert work, hit rate {percent(stats.hit_rate)}"
+    if stats.vram_bytes:
+        where += f"; {_vram(stats)} on {stats.device}"
+    if stats.remote_layers:
+        where += f"; {_remote(stats)}"
+    return [
+        (
+            "speed",
+            f"{number(stats.tokens_per_second)} tokens/s, first token after "
+            f"{seconds(stats.time_to_first_token_s)}; {text}",
+        ),
+        ("computed", where),
+        ("to change", change(vars(stats))),
+    ]
 
 
 def rows(stats: RunStats) -> list[tuple[str, str]]:
@@ -41,7 +65,8 @@ def rows(stats: RunStats) -> list[tuple[str, str]]:
     rows += [(part["name"], _part(part)) for part in stats.devices]
     if stats.remote_layers:
         rows.append(("remote", _remote(stats)))
-    return [*rows, ("device", f"{device}{_vram(stats)}, {counted(stats.threads, 'CPU thread')}")]
+    memory = f", {_vram(stats)}" if stats.vram_bytes else ""
+    return [*rows, ("device", f"{device}{memory}, {counted(stats.threads, 'CPU thread')}")]
 
 
 def _remote(stats: RunStats) -> str:
@@ -62,10 +87,8 @@ def _part(part: Mapping[str, Any]) -> str:
 
 def _vram(stats: RunStats) -> str:
     """Return the device memory in use, and its limit if there is one."""
-    if not stats.vram_bytes:
-        return ""
     limit = f" of {size(stats.vram_limit)} allowed" if stats.vram_limit else ""
-    return f", {size(stats.vram_bytes)}{limit}"
+    return f"{size(stats.vram_bytes)}{limit}"
 
 
 def _lengths(stats: RunStats) -> str:
@@ -84,7 +107,7 @@ def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
         (
             "experts",
             f"{stats.slots} slots for {stats.n_experts} experts ({size(stats.slot_bytes)}), "
-            f"{stats.slots_resident} resident",
+            f"{stats.slots_resident} in use",
         ),
         (
             "hit rate",
@@ -94,7 +117,7 @@ def _expert_rows(stats: RunStats) -> list[tuple[str, str]]:
         ("scheduler", _scheduler(stats)),
         *([("lookahead", _lookahead(stats))] if stats.lookahead else []),
         *([("misses", _misses(stats))] if stats.miss != "cpu" else []),
-        ("share", f"GPU {percent(stats.gpu_share)}, CPU {percent(stats.cpu_share)}"),
+        ("share", share(vars(stats))),
         (
             "moved",
             f"{size(moved['uploads'])} in {stats.uploads} uploads ({stats.evictions} evictions"

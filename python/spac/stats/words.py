@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def end(reason: str, n_tokens: int, context: int) -> str:
     """Return how a text ended, in words; "" if it is unknown.
@@ -49,3 +52,14 @@ def size(value: float | None) -> str:
 def counted(n: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def side(is_simulated: bool) -> str:
+    """Return the word for the device beside the CPU."""
+    return "simulated device" if is_simulated else "GPU"
+
+
+def share(stats: Mapping[str, Any]) -> str:
+    """Return what each side computed of the experts. `stats` has the fields of `RunStats` by name."""
+    device = side(bool(stats.get("device_is_simulated")))
+    return f"{device} {percent(stats['gpu_share'])}, CPU {percent(stats['cpu_share'])}"

@@ -11,11 +11,41 @@ export function make(name, attributes, parent, text) {
   return element;
 }
 
+// Make a button. The label is for people who do not see its text or sign, and the browser shows it at the pointer.
 export function button(text, parent, label, act) {
-  const made = make("button", { type: "button", ...(label ? { "aria-label": label } : {}) }, parent, text);
+  const names = label ? { "aria-label": label, title: label } : {};
+  const made = make("button", { type: "button", ...names }, parent, text);
   made.addEventListener("click", act);
   return made;
 }
 
 // Tell people who do not see the page what has happened. Single tokens are not announced.
 export function say(text) { $("status").textContent = text; }
+
+const atEnd = () => $("messages").scrollHeight - $("messages").scrollTop - $("messages").clientHeight < 60;
+
+// Do something that lengthens the messages, and stay at their end.
+export function following(act) {
+  const follows = atEnd();
+  act();
+  if (follows) $("messages").scrollTop = $("messages").scrollHeight;
+}
+
+export function fault(text) {
+  following(() => make("p", { class: "fault", role: "alert" }, $("messages"), text));
+}
+
+// Copy a text. Browsers offer their clipboard only to pages of this machine and to pages by https.
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = make("textarea", { class: "unseen" }, document.body), before = document.activeElement;
+    field.value = text;
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+    before.focus();
+  }
+  say("Copied.");
+}

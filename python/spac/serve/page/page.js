@@ -1,111 +1,89 @@
 // The server's page: a chat over the server's own interface, and what its engine does now.
 
-import { $, button, make, pause, say } from "./elements.js";
-import { Attachments, partsOf, thumbnails } from "./images.js";
-
-// Requests
-
-const KEY = "spac.key";
-let asking = null;
-
-function askKey() {
-  asking ??= new Promise((done) => {
-    const dialog = $("ask");
-    dialog.showModal();
-    dialog.addEventListener("close", () => {
-      if ($("key").value) sessionStorage.setItem(KEY, $("key").value);
-      $("key").value = "";
-      asking = null;
-      done();
-    }, { once: true });
-  });
-  return asking;
-}
-
-// Send a request with the key, and ask for a key as long as the server wants another one.
-async function call(path, options = {}) {
-  for (;;) {
-    const key = sessionStorage.getItem(KEY);
-    const headers = key ? { ...options.headers, authorization: `Bearer ${key}` } : options.headers;
-    const response = await fetch(path, { ...options, headers });
-    if (response.ok) return response;
-    if (response.status === 401) {
-      if (sessionStorage.getItem(KEY) === key) await askKey();
-      if (sessionStorage.getItem(KEY) !== key) continue;
-    }
-    const told = await response.json().catch(() => ({}));
-    const message = told.error?.message || `the server answers ${response.status}`;
-    throw Object.assign(new Error(message), { kind: told.error?.type });
-  }
-}
-
-// Yield the events of a response as [name, data].
-async function* eventsOf(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split(/\r?\n\r?\n/);
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const field = (name) => block.match(new RegExp(`^${name}: ?(.*)$`, "m"))?.[1];
-      if (field("data") !== undefined) yield [field("event"), field("data")];
-    }
-  }
-}
-
-// Conversations, each in its own entry of the browser's storage, so that two tabs do not overwrite each other
-
-const CHAT = "spac.chat.", SETTINGS = "spac.settings";
-
-function stored(name) {
-  try { return JSON.parse(localStorage.getItem(name)); } catch { return null; }
-}
-
-function store(name, value) {
-  try { localStorage.setItem(name, JSON.stringify(value)); } catch { fault("The browser's storage is full: delete conversations."); }
-}
-
-function chats() {
-  const names = Object.keys(localStorage).filter((name) => name.startsWith(CHAT));
-  return names.map(stored).filter(Boolean).sort((a, b) => b.changed - a.changed);
-}
+import { Attachments, partsOf, showAttached } from "./attachments.js";
+import {
+  branch, chats, exported, find, forget, fresh, has, importFrom, keep, remove, removed, titleOf, turn,
+} from "./conversations.js";
+import { $, button, copy, fault, following, make, pause, say } from "./elements.js";
+import { watch } from "./live.js";
+import { call, eventsOf } from "./requests.js";
+import { lastSettings, offerDefaults, readSettings, requested, showSettings } from "./settings.js";
 
 let chat, context = 0;
 const answers = new Map(); // by conversation, those that come now: { chat, abort, shown }
 
-function fresh() { return { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), changed: 0, messages: [] }; }
-
-function keep(one) {
+// Keep a conversation as one that has just changed.
+function touch(one) {
   one.changed = Date.now();
-  store(CHAT + one.id, one);
+  keep(one);
   list();
 }
 
-function titleOf(one) { return one.messages[0]?.content.slice(0, 80) || (one.messages.length ? "Image" : "Empty"); }
-
+// List the conversations that have the words of the search.
 function list() {
+  document.title = chat.messages.length ? `${titleOf(chat)} – spac` : "spac";
+  if ($("list").querySelector("input")) return; // one is being renamed
   $("list").replaceChildren();
-  for (const one of chats()) {
-    const item = make("li", {}, $("list"));
-    const open = button(titleOf(one), item, "", () => { show(one); if (innerWidth < 700) panel("chats", false); });
+  const all = chats(), found = all.filter((one) => has(one, $("search").value.trim()));
+  for (const one of found) {
+    const item = make("li", {}, $("list")), title = titleOf(one);
+    const open = button(title, item, "", () => { show(one); if (innerWidth < 700) panel("chats", false); });
     open.className = "open";
+    open.title = title;
     open.setAttribute("aria-current", one.id === chat.id);
-    button("×", item, `Delete ${titleOf(one)}`, () => {
-      answers.get(one.id)?.abort.abort();
-      localStorage.removeItem(CHAT + one.id);
-      if (one.id === chat.id) show(fresh()); else list();
-      say("Deleted.");
-      $("new").focus();
-    });
+    button("✎", item, `Rename ${title}`, () => rename(one, item));
+    button("×", item, `Delete ${title}`, () => discard(one));
   }
+  if (all.length && !found.length) make("li", { class: "quiet" }, $("list"), "No conversation has these words.");
+}
+
+function rename(one, item) {
+  const field = make("input", { "aria-label": "Title", value: titleOf(one), maxlength: 200 }, item);
+  const close = (isKept) => {
+    if (!field.isConnected) return;
+    const mine = answers.get(one.id)?.chat || (one.id === chat.id ? chat : one);
+    const text = field.value.trim();
+    field.remove(); // its blur closes once more
+    if (isKept && text && text !== titleOf(mine)) {
+      mine.title = text;
+      keep(mine);
+    }
+    list();
+    $("list").querySelector("[aria-current=true]")?.focus();
+  };
+  item.replaceChildren(field);
+  field.select();
+  field.addEventListener("blur", () => close(true));
+  sendOnEnter(field, () => close(true));
+  onEscape(field, () => close(false));
+}
+
+function discard(one) {
+  answers.get(one.id)?.abort.abort();
+  forget(one);
+  if (one.id === chat.id) show(fresh()); else list();
+  offerUndo("The conversation is deleted.", one);
+}
+
+// Say what is deleted, and offer the conversation as it was before.
+function offerUndo(text, before) {
+  say(text);
+  $("undo").hidden = false;
+  $("undo").textContent = `${text} `;
+  button("Undo", $("undo"), "", () => {
+    $("undo").hidden = true;
+    keep(before);
+    show(before);
+    say("It is back.");
+    $("prompt").focus();
+  }).focus();
 }
 
 // Show a conversation. The answer of another one goes on.
 function show(one) {
   const coming = answers.get(one.id);
   chat = coming?.chat || one;
+  showSettings(chat.settings ??= lastSettings());
   $("messages").replaceChildren();
   let last;
   for (const message of chat.messages) last = new Message(message);
@@ -117,27 +95,24 @@ function show(one) {
 }
 
 function exportAll() {
-  const data = new Blob([JSON.stringify(chats(), null, 2)], { type: "application/json" });
-  const link = make("a", { href: URL.createObjectURL(data), download: "spac-conversations.json" }, document.body);
+  const link = make("a", { href: URL.createObjectURL(exported()), download: "spac-conversations.json" }, document.body);
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+async function importFile() {
+  const [file] = $("import-file").files;
+  const n = await importFrom(file);
+  $("import-file").value = "";
+  if (!n) return;
+  show(find(chat.id) || chat);
+  say(n === 1 ? "1 conversation is imported." : `${n} conversations are imported.`);
+}
+
 // Messages
 
-const atEnd = () => $("messages").scrollHeight - $("messages").scrollTop - $("messages").clientHeight < 60;
-
-// Do something that lengthens the messages, and stay at their end.
-function following(act) {
-  const follows = atEnd();
-  act();
-  if (follows) $("messages").scrollTop = $("messages").scrollHeight;
-}
-
-function fault(text) {
-  following(() => make("p", { class: "fault", role: "alert" }, $("messages"), text));
-}
+const rendered = new Map(); // HTML by Markdown, of whole answers
 
 class Message {
   constructor(message) {
@@ -147,18 +122,77 @@ class Message {
     this.root = make("article", { class: message.role, "aria-label": name }, $("messages"));
     make("h2", {}, this.root, name);
     if (isUser) {
-      thumbnails(message, this.root);
-      make("div", {}, this.root, message.content);
-      return;
+      showAttached(message, this.root);
+      this.said = make("div", { class: "said" }, this.root, message.content);
+    } else {
+      this.reasoning = make("details", { class: "reasoning", hidden: "" }, this.root);
+      make("summary", {}, this.reasoning, "Reasoning");
+      this.thought = make("p", {}, this.reasoning);
+      this.text = make("div", { class: "text" }, this.root);
+      this.tail = make("span", { class: "tail" }, this.text);
     }
-    this.reasoning = make("details", { class: "reasoning", hidden: "" }, this.root);
-    make("summary", {}, this.reasoning, "Reasoning");
-    this.thought = make("p", {}, this.reasoning);
-    this.text = make("div", { class: "text" }, this.root);
-    this.tail = make("span", { class: "tail" }, this.text);
     this.below = make("div", { class: "below" }, this.root);
-    this.done = 0;
-    this.update();
+    this.#offer(isUser);
+    if (!isUser) this.update();
+  }
+
+  get place() { return chat.messages.indexOf(this.message); }
+
+  // Offer what can be done with the message. None of it is shown while an answer comes.
+  #offer(isUser) {
+    const { message, below } = this, { at, others } = message.versions || {};
+    if (others) {
+      const group = make("div", { class: "versions", role: "group", "aria-label": "Versions" }, below);
+      button("‹", group, "Version before", () => this.#turn(at - 1, 0)).disabled = at === 0;
+      group.append(` ${at + 1}/${others.length + 1} `);
+      button("›", group, "Version after", () => this.#turn(at + 1, 1)).disabled = at === others.length;
+    }
+    button("Copy", below, "Copy this message", () => copy(message.content));
+    if (isUser) button("Edit", below, "Edit this message and send it again", () => this.edit()).classList.add("change", "edit");
+    button("Delete", below, "", () => this.#delete()).classList.add("change");
+    const again = isUser ? "Answer" : "Regenerate"; // a question's is shown if no answer follows
+    button(again, below, "", () => answer(this.place + Number(isUser))).classList.add("change", "again");
+  }
+
+  #turn(to, side) {
+    const { place } = this, { scrollTop } = $("messages");
+    turn(chat, place, to);
+    touch(chat);
+    show(chat);
+    $("messages").scrollTop = scrollTop;
+    const steps = [...$("messages").querySelectorAll("article")[place].querySelectorAll(".versions button")];
+    (steps[side].disabled ? steps[1 - side] : steps[side]).focus();
+    say(`Version ${to + 1}.`);
+  }
+
+  #delete() {
+    const before = structuredClone(chat), what = removed(chat, this.place);
+    remove(chat, this.place);
+    touch(chat);
+    show(chat);
+    offerUndo(`The ${what} is deleted.`, before);
+  }
+
+  edit() {
+    const { content, versions, ...rest } = this.message;
+    const form = make("form", {}, this.root), field = make("textarea", { "aria-label": "Edited message" }, form);
+    const close = () => { form.remove(); this.said.hidden = this.below.hidden = false; };
+    const send = () => {
+      const text = field.value.trim();
+      if (!(text || rest.images || rest.files) || answers.has(chat.id)) return;
+      branch(chat, this.place, { ...rest, content: text });
+      touch(chat);
+      show(chat);
+      answer();
+    };
+    this.said.hidden = this.below.hidden = true;
+    field.value = content;
+    make("button", { class: "main" }, form, "Send");
+    button("Cancel", form, "Cancel (Escape)", close);
+    form.addEventListener("submit", (event) => { event.preventDefault(); send(); });
+    sendOnEnter(field, send);
+    onEscape(field, () => { close(); $("prompt").focus(); });
+    field.focus();
   }
 
   // Show the message as it is now: its Markdown as far as the server has rendered it, and the rest as it is.
@@ -168,9 +202,20 @@ class Message {
     following(() => {
       this.reasoning.hidden = !message.reasoning;
       this.thought.textContent = message.reasoning || "";
+      if (!this.done && rendered.has(message.content)) this.#show(rendered.get(message.content), message.content.length);
       this.tail.textContent = message.content.slice(this.done);
     });
     if (!this.busy) this.#render();
+  }
+
+  done = 0; // the length of the text that is shown as HTML
+
+  #show(html, length) {
+    this.text.innerHTML = html;
+    for (const part of this.text.querySelectorAll("[data-style]")) part.style.cssText = part.dataset.style; // of formulas
+    const last = this.text.lastElementChild;
+    (last?.tagName === "P" ? last : this.text).append(this.tail);
+    this.done = length;
   }
 
   async #render() {
@@ -180,12 +225,10 @@ class Message {
       try {
         const { html } = await (await call("page/markdown", { method: "POST", body: text })).json();
         following(() => {
-          this.text.innerHTML = html;
-          const last = this.text.lastElementChild;
-          (last?.tagName === "P" ? last : this.text).append(this.tail);
-          this.done = text.length;
+          this.#show(html, text.length);
           this.tail.textContent = this.message.content.slice(this.done);
         });
+        if (!answers.has(chat.id)) rendered.set(text, html);
       } catch { break; } // the text stays plain
       await pause(Math.max(300, 20 * (performance.now() - began))); // rendering takes 5 % of the time at most
     }
@@ -193,30 +236,18 @@ class Message {
   }
 }
 
-// Offer to ask again for the last answer, or to answer the last question.
 function offer() {
-  for (const old of document.querySelectorAll(".again")) old.remove();
-  const last = $("messages").querySelector("article:last-of-type"), role = chat.messages.at(-1)?.role;
   const comes = answers.has(chat.id);
   $("send").hidden = comes;
   $("stop").hidden = !comes;
-  if (comes || !last) return;
-  const host = role === "user" ? make("div", { class: "below again" }, last) : last.querySelector(".below");
-  button(role === "user" ? "Answer" : "Regenerate", host, "", regenerate).classList.add("again");
+  $("messages").classList.toggle("coming", comes);
 }
 
-function regenerate() {
-  if (chat.messages.at(-1)?.role === "assistant") chat.messages.pop();
-  show(chat);
-  answer();
-}
-
-// Return the request for an answer to messages.
-function request(asked) {
-  const { system, ...sampling } = settings();
-  const first = system ? [{ role: "system", content: system }] : [];
+// Return the request for an answer to messages of a conversation.
+function request({ settings }, asked) {
+  const first = settings.system ? [{ role: "system", content: settings.system }] : [];
   const messages = [...first, ...asked.map((message) => ({ role: message.role, content: partsOf(message) }))];
-  return JSON.stringify({ ...sampling, messages, stream: true, stream_options: { include_usage: true } });
+  return JSON.stringify({ ...requested(settings), messages, stream: true, stream_options: { include_usage: true } });
 }
 
 // Ask for an answer to the messages of a conversation, without the oldest ones if the context does not hold all.
@@ -225,7 +256,7 @@ async function ask(one, asked, signal) {
   for (;;) {
     const seen = asked.slice(one.forgotten || 0);
     try {
-      return await call("v1/chat/completions", { method: "POST", headers, body: request(seen), signal });
+      return await call("v1/chat/completions", { method: "POST", headers, body: request(one, seen), signal });
     } catch (error) {
       if (error.kind !== "exceed_context_size_error" || seen.length < 3) throw error;
       one.forgotten = (one.forgotten || 0) + 2 * Math.ceil((seen.length - 1) / 4); // half of the exchanges
@@ -233,17 +264,26 @@ async function ask(one, asked, signal) {
   }
 }
 
-async function answer() {
+// Get an answer as the message at a place. An answer that is there already stays as another version.
+async function answer(place = chat.messages.length) {
+  if (answers.has(chat.id)) return;
   const mine = chat, abort = new AbortController(), message = { role: "assistant", content: "", reasoning: "" };
-  const asked = [...mine.messages], forgotten = mine.forgotten || 0;
-  mine.messages.push(message);
-  const coming = { chat: mine, abort, shown: new Message(message) };
+  const asked = mine.messages.slice(0, place), coming = { chat: mine, abort };
   answers.set(mine.id, coming);
-  coming.shown.tail.classList.add("waiting");
-  offer();
+  $("undo").hidden = true;
+  if (place < mine.messages.length) {
+    branch(mine, place, message);
+    show(mine);
+  } else {
+    mine.messages.push(message);
+    coming.shown = new Message(message);
+    coming.shown.tail.classList.add("waiting");
+    offer();
+  }
+  const forgotten = mine.forgotten || 0;
   $("messages").scrollTop = $("messages").scrollHeight;
   say("The answer is being generated.");
-  let usage = null, reason = "", began = 0;
+  let usage = null, reason = "", began = 0, failed = "";
   try {
     const response = await ask(mine, asked, abort.signal);
     for await (const [, data] of eventsOf(response)) {
@@ -269,17 +309,19 @@ async function answer() {
     say(`The answer is complete. ${message.content.slice(0, 2000)}`);
   } catch (error) {
     if (abort.signal.aborted) { reason = "stopped"; say("Stopped."); }
-    else if (mine === chat) fault(`No answer: ${error.message}`);
-    else say(`No answer in "${titleOf(mine)}": ${error.message}`);
+    else failed = error.message;
   }
   const { shown } = coming;
   answers.delete(mine.id);
   shown.tail.classList.remove("waiting");
   shown.reasoning.open = false;
   if (!message.content && !message.reasoning) {
-    mine.messages.splice(mine.messages.indexOf(message), 1);
+    remove(mine, mine.messages.length - 1);
     shown.root.remove();
+    if (mine === chat && message.versions) show(mine);
   }
+  if (failed && mine === chat) fault(`No answer: ${failed}`);
+  else if (failed) say(`No answer in "${titleOf(mine)}": ${failed}`);
   const took = (performance.now() - began) / 1000, n = usage?.completion_tokens;
   const notes = [
     n ? `${n} tokens, ${(n / took).toFixed(1)} tokens/s` : "", reason === "stopped" ? "stopped" : "",
@@ -288,7 +330,7 @@ async function answer() {
     (mine.forgotten || 0) > forgotten ? `the model no longer sees the first ${mine.forgotten} messages` : "",
   ];
   make("span", {}, shown.below, notes.filter(Boolean).join(" · "));
-  if (stored(CHAT + mine.id)) keep(mine);
+  if (find(mine.id)) touch(mine);
   if (mine === chat) offer();
 }
 
@@ -297,23 +339,27 @@ async function send() {
   const text = $("prompt").value.trim();
   if (!(text || attachments.any) || answers.has(chat.id)) return;
   $("prompt").value = "";
-  const images = attachments.take();
-  const message = { role: "user", content: text, ...(images.length ? { images } : {}) };
+  const message = { role: "user", content: text, ...attachments.take() };
   chat.messages.push(message);
   new Message(message);
-  keep(chat);
+  touch(chat);
   answer();
 }
 
-// Settings
+function sendOnEnter(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    act();
+  });
+}
 
-function settings() {
-  const given = {};
-  for (const field of $("settings").elements) {
-    const value = field.value.trim();
-    if (value && field.validity.valid) given[field.name] = field.type === "number" ? Number(value) : value;
-  }
-  return given;
+function onEscape(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation(); // an answer elsewhere goes on
+    act();
+  });
 }
 
 // Panels: all at 1100 pixels and more, one beside the chat at 700, below that one in place of the chat
@@ -331,189 +377,44 @@ function arrange() {
   panel("chats", innerWidth >= 1100);
 }
 
-// The live feed is watched only while somebody can see it.
-
-let watching = null;
-
-async function watch() {
-  const wanted = !document.hidden && !$("live").hidden;
-  if (wanted === Boolean(watching)) return;
-  if (!wanted) { watching.abort(); watching = null; return; }
-  const abort = watching = new AbortController();
-  while (watching === abort) {
-    try {
-      const response = await call("page/events", { signal: abort.signal });
-      for await (const [name, data] of eventsOf(response)) {
-        if (name === "about") live.begin(JSON.parse(data)); else live.show(JSON.parse(data));
-      }
-    } catch { /* the server is away, or nobody watches any more */ }
-    if (watching !== abort) return;
-    $("phase").textContent = "Not connected.";
-    await pause(2000);
-  }
-}
-
-const RESIDENT = 1, USED = 2, MOVED = 4;
-const PHASES = { idle: "Idle.", prompt: "Reading the prompt.", decoding: "Generating." };
-const MEAN_OVER = 10; // snapshots, about two seconds
-
-class Live {
-  at = null;
-  flags = null;
-  last = []; // the last snapshots
-
-  constructor() {
-    const map = $("map");
-    map.addEventListener("pointermove", (event) => this.#point(event));
-    map.addEventListener("pointerdown", (event) => this.#point(event));
-    map.addEventListener("pointerleave", () => this.mark(null));
-    map.addEventListener("blur", () => this.mark(null));
-    map.addEventListener("keydown", (event) => this.#key(event));
-    new ResizeObserver(() => this.draw()).observe($("live"));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
-  }
-
-  begin(about) {
-    this.counts = about.experts;
-    this.n = Math.max(0, ...about.experts);
-    this.slots = about.slots;
-    this.devices = about.devices;
-    $("experts").hidden = !this.n;
-    for (const name of ["drafted", "acceptance"]) $(name).closest("div").hidden = !about.drafts;
-    $("hits").closest("div").hidden = !this.n;
-    for (const name of ["running", "per-step"]) $(name).closest("div").hidden = !about.several;
-  }
-
-  show(now) {
-    if (now.phase === "prompt") this.last = [];
-    if (now.steps) this.last = [...this.last, now].slice(-MEAN_OVER);
-    const end = now.phase === "idle" && this.last.length ? " The figures are of the last answer's end." : "";
-    $("phase").textContent = PHASES[now.phase] + end;
-    const sum = (name) => this.last.reduce((all, one) => all + one[name], 0);
-    const share = (part, whole, text) => (sum(whole) ? text(sum(part) / sum(whole)) : "–");
-    const percent = (value) => `${(100 * value).toFixed(0)}%`;
-    $("speed").textContent = share("tokens", "seconds", (value) => value.toFixed(1));
-    $("drafted").textContent = share("drafted", "steps", (value) => value.toFixed(1));
-    $("acceptance").textContent = share("accepted", "drafted", percent);
-    $("hits").textContent = share("hits", "activations", percent);
-    this.several(now, share);
-    if (!now.experts) return;
-    this.flags = Uint8Array.from(atob(now.experts), (c) => c.charCodeAt(0));
-    const all = this.counts.reduce((a, b) => a + b, 0);
-    $("resident").textContent = `${this.counts.length} layers of up to ${this.n} experts; ${now.resident} of ${all} are in ${this.devices.length ? "the devices'" : "the device's"} ${this.slots} slots.`;
-    this.draw();
-    this.mark(this.at);
-  }
-
-  several(now, share) {
-    $("sequences").hidden = !now.sequences?.length;
-    if (!now.sequences) return;
-    $("running").textContent = `${now.running}, ${now.waiting}`;
-    $("per-step").textContent = share("tokens", "steps", (value) => value.toFixed(1));
-    const body = $("sequences").tBodies[0];
-    body.replaceChildren();
-    for (const one of now.sequences) {
-      const row = make("tr", {}, body);
-      make("td", {}, row, one.pending ? `${one.prompt - one.pending}/${one.prompt}` : one.prompt);
-      make("td", {}, row, one.tokens);
-      make("td", {}, row, one.seconds ? (one.tokens / one.seconds).toFixed(1) : "–");
-      make("td", {}, row, one.drafted ? `${(100 * one.accepted / one.drafted).toFixed(0)}%` : "–");
-    }
-  }
-
-  draw() {
-    const map = $("map"), width = map.clientWidth, L = this.counts?.length;
-    if (!width || !this.flags) return;
-    const left = 34, top = 18, w = (width - left) / this.n, h = Math.min(Math.max(w, 180 / L, 3), 16);
-    this.box = { left, top, w, h };
-    const ratio = devicePixelRatio || 1, context = map.getContext("2d");
-    map.style.height = `${top + h * L}px`;
-    map.width = Math.round(width * ratio);
-    map.height = Math.round((top + h * L) * ratio);
-    context.scale(ratio, ratio);
-    const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(`--${name}`);
-    context.font = "11px system-ui, sans-serif";
-    context.fillStyle = colour("quiet");
-    context.fillText("layer", 0, 11);
-    context.fillText("expert 0", left, 11);
-    context.textAlign = "right";
-    context.fillText(this.n - 1, width, 11);
-    for (let layer = 0; layer < L; layer += Math.ceil(14 / h)) context.fillText(layer, left - 6, top + layer * h + h / 2 + 4);
-    const gap = w >= 5 ? 1 : 0;
-    for (let layer = 0; layer < L; layer += 1) {
-      for (let expert = 0; expert < this.counts[layer]; expert += 1) {
-        const flags = this.flags[layer * this.n + expert], x = left + expert * w, y = top + layer * h;
-        const name = flags & USED ? (flags & RESIDENT ? "hit" : "miss") : flags & RESIDENT ? "here" : "away";
-        context.fillStyle = colour(name);
-        context.fillRect(x, y, w - gap, h - Math.min(1, h / 4));
-        if (!(flags & MOVED)) continue;
-        context.strokeStyle = colour("moved");
-        context.lineWidth = Math.min(2, w / 3);
-        context.strokeRect(x + 0.5, y + 0.5, Math.max(1, w - gap - 1), Math.max(1, h - 2));
-      }
-    }
-    if (!this.at) return;
-    context.strokeStyle = colour("text");
-    context.lineWidth = 2;
-    context.strokeRect(left + this.at.expert * w, top + this.at.layer * h, w, h);
-  }
-
-  // With several devices, each layer's experts have slots on one of them.
-  where(layer) {
-    return `on ${this.devices.length ? this.devices[layer] : "the device"}`;
-  }
-
-  mark(at) {
-    const moved = at?.layer !== this.at?.layer || at?.expert !== this.at?.expert;
-    this.at = at;
-    if (moved) this.draw();
-    const flags = at && this.flags[at.layer * this.n + at.expert];
-    const text = !at ? "Point at an expert, or use the arrow keys."
-      : `Layer ${at.layer}, expert ${at.expert}: ${flags & RESIDENT ? this.where(at.layer) : "in host memory"}` +
-        `${flags & USED ? ", used in the last step" : ""}${flags & MOVED ? ", just moved" : ""}.`;
-    if ($("expert").textContent !== text) $("expert").textContent = text;
-  }
-
-  #point(event) {
-    const place = $("map").getBoundingClientRect(), { left, top, w, h } = this.box;
-    const expert = Math.floor((event.clientX - place.left - left) / w), layer = Math.floor((event.clientY - place.top - top) / h);
-    this.mark(expert >= 0 && expert < this.counts[layer] ? { layer, expert } : null);
-  }
-
-  #key(event) {
-    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (!move || !this.flags) return;
-    event.preventDefault();
-    const from = this.at || { layer: -move[0], expert: -move[1] };
-    const layer = Math.min(Math.max(from.layer + move[0], 0), this.counts.length - 1);
-    this.mark({ layer, expert: Math.min(Math.max(from.expert + move[1], 0), this.counts[layer] - 1) });
-    say($("expert").textContent);
-  }
-}
-
 // The beginning
 
-const live = new Live(), attachments = new Attachments(fault);
-for (const [name, value] of Object.entries(stored(SETTINGS) || {})) {
-  const field = $("settings").elements.namedItem(name);
-  if (field) field.value = value;
-}
-$("settings").addEventListener("input", () => store(SETTINGS, settings()));
+const attachments = new Attachments();
+$("settings").addEventListener("input", () => {
+  chat.settings = readSettings();
+  if (find(chat.id)) keep(chat);
+});
 $("settings").addEventListener("change", (event) => event.target.reportValidity()); // what is not valid is not sent
 $("settings").addEventListener("submit", (event) => event.preventDefault());
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-$("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
+sendOnEnter($("prompt"), send);
+$("messages").addEventListener("click", ({ target }) => {
+  if (target.matches(".copy")) copy(target.nextElementSibling.querySelector("pre").textContent);
 });
 const stop = () => answers.get(chat.id)?.abort.abort();
 $("stop").addEventListener("click", () => { stop(); $("prompt").focus(); });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("ask").open) stop(); });
-$("new").addEventListener("click", () => { show(fresh()); if (innerWidth < 700) panel("chats", false); $("prompt").focus(); });
+const begin = () => { show(fresh()); if (innerWidth < 700) panel("chats", false); $("prompt").focus(); };
+const search = () => { panel("chats", true); $("search").select(); };
+const last = () => [...$("messages").querySelectorAll(".edit")].at(-1)?.click();
+document.addEventListener("keydown", (event) => {
+  if ($("ask").open) return;
+  const pressed = [event.ctrlKey || event.metaKey ? "ctrl" : "", event.shiftKey ? "shift" : "", event.key.toLowerCase()];
+  const act = { "escape": stop, "ctrl+k": search, "ctrl+shift+o": begin }[pressed.filter(Boolean).join("+")];
+  if (!act) return;
+  if (act !== stop) event.preventDefault();
+  act();
+});
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "ArrowUp" || $("prompt").value || answers.has(chat.id)) return;
+  event.preventDefault();
+  last();
+});
+$("new").addEventListener("click", begin);
+$("search").addEventListener("input", list);
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", importFile);
 $("export").addEventListener("click", exportAll);
 for (const name of ["chats", "live"]) $(`show-${name}`).addEventListener("click", () => panel(name, $(name).hidden));
-document.addEventListener("visibilitychange", watch);
 addEventListener("storage", list);
 for (const width of [700, 1100]) matchMedia(`(min-width: ${width}px)`).addEventListener("change", arrange);
 
@@ -524,5 +425,7 @@ call("v1/models").then((response) => response.json()).then(({ data }) => { $("mo
 call("props").then((response) => response.json()).then((props) => {
   attachments.allow(props.modalities.vision);
   context = props.default_generation_settings.n_ctx;
+  offerDefaults(props);
+  showSettings(chat.settings);
 }, () => {});
 document.documentElement.dataset.ready = "yes";

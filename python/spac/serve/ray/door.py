@@ -11,7 +11,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError
 
-from spac.serve.front import ANSWERS, SHORT, Answer, Message, read_body
+from spac.serve.connections import Bodies, Message
+from spac.serve.front import ANSWERS, SHORT, Answer
 from spac.serve.ray.prefixes import prompt_text
 from spac.serve.ray.replica import Ask
 from spac.serve.refusal import Refusal, refusal_of
@@ -34,6 +35,7 @@ class Door:
     def __init__(self, engines: Any) -> None:
         """Create the entrance to the deployment of `Replica`."""
         self._engines = engines.options(stream=True)
+        self._bodies = Bodies()
 
     def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
         """Return the ASGI application, as Ray Serve asks for it."""
@@ -54,10 +56,11 @@ class Door:
         try:
             if path not in PASSED and not path.startswith("/v1/models/"):
                 raise Refusal(404, f"{path} is not served here, because it is about one of several engines")
-            body = await read_body(receive)
-            text = prompt_text(body) if path in ANSWERS else ""
-            ask = Ask({name: scope[name] for name in FIELDS if name in scope}, body, text)
-            await self._pass(ask, receive, answer)
+            with self._bodies.one() as sent:
+                body = await sent.read(receive)
+                text = prompt_text(body) if path in ANSWERS else ""
+                ask = Ask({name: scope[name] for name in FIELDS if name in scope}, body, text)
+                await self._pass(ask, receive, answer)
         except RayError:
             await answer.refuse(Refusal(503, LOST, retry_after_s=1))
         except BackPressureError:

@@ -11,7 +11,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from spac.stats.words import number
 if TYPE_CHECKING:
     from spac.model.devices import DeviceRoom
     from spac.model.gguf.info import ModelInfo
+    from spac.model.known import KnownModel
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"schema": 1, "models": [asdict(row) for row in rows]}))
     else:
-        print("\n".join(_lines(rows, room)))
+        print("\n".join([head(room), *table(rows, room)]))
     return 0
 
 
@@ -131,11 +132,38 @@ def _files(quiet: bool) -> list[tuple[str, Path]]:
 def rows_of(files: Sequence[tuple[str, Path]], room: DeviceRoom | None) -> list[Row]:
     """Return a row for each file."""
     names = [name for name, _ in files]
-    return [_row(name, path, room, names) for name, path in files]
+    return [row_of(name, path, room, names) for name, path in files]
 
 
-def _row(name: str, path: Path, room: DeviceRoom | None, names: Sequence[str]) -> Row:
+def sized(name: str, info: ModelInfo | KnownModel, room: DeviceRoom | None, more_bytes: int = 0) -> Row:
+    """Return a model's row, as far as its sizes tell it, with `more_bytes` on the device beside it."""
     from spac.model.devices import fit
+
+    fitting = fit(info, room, more_bytes) if room is not None else None
+    slots = fitting.n_slots if fitting is not None and info.is_moe else None
+    host_bytes = info.file_size if slots is None else info.expert_bytes
+    return Row(
+        name=name,
+        path="",
+        quant="",
+        bytes=info.file_size,
+        experts=info.n_expert,
+        expert_layers=info.n_expert_layers,
+        active=info.n_expert_used,
+        slots=slots,
+        dense_fits=fitting is None or room is None or fitting.dense_bytes <= room.free,
+        host_bytes=host_bytes,
+        in_memory=host_bytes <= host_memory.available(),
+        tokens_per_second=None,
+        speed_from="",
+        drafts=(),
+    )
+
+
+def row_of(
+    name: str, path: Path, room: DeviceRoom | None, names: Sequence[str] = (), more_bytes: int = 0
+) -> Row:
+    """Return the row of a file, with `more_bytes` on the device beside it. `names` are possible drafts."""
     from spac.model.expected_speed import expected_speed
     from spac.model.gguf.check import check_model
     from spac.model.paging import is_paged
@@ -145,23 +173,13 @@ def _row(name: str, path: Path, room: DeviceRoom | None, names: Sequence[str]) -
     except InputError as fault:
         return Row(name, str(path), "", 0, 0, 0, 0, None, False, 0, False, None, "", (), str(fault))
     device = room.device if room is not None else None
-    fitting = fit(info, room) if room is not None else None
-    slots = fitting.n_slots if fitting is not None and info.is_moe else None
-    host_bytes = info.file_size if slots is None else info.expert_bytes
+    row = sized(name, info, room, more_bytes)
     speed = expected_speed(info, device.name if device is not None else "cpu")
-    paged = is_paged(EngineConfig(target=path), info, device) or host_bytes > host_memory.available()
-    return Row(
-        name=name,
+    return replace(
+        row,
         path=str(path),
         quant=next(iter(info.expert_types or info.types), "").upper(),
-        bytes=info.file_size,
-        experts=info.n_expert,
-        expert_layers=info.n_expert_layers,
-        active=info.n_expert_used,
-        slots=slots,
-        dense_fits=fitting is None or room is None or fitting.dense_bytes <= room.free,
-        host_bytes=host_bytes,
-        in_memory=not paged,
+        in_memory=row.in_memory and not is_paged(EngineConfig(target=path), info, device),
         tokens_per_second=speed.tokens_per_second if speed is not None else None,
         speed_from=speed.source if speed is not None else "",
         drafts=tuple(_drafts(name, info, names)),
@@ -182,14 +200,17 @@ def _drafts(name: str, info: ModelInfo, names: Sequence[str]) -> Iterator[str]:
             yield f"{pair.example}, which is not in the cache ({tried})"
 
 
-def _lines(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
+def head(room: DeviceRoom | None, contexts: str = "contexts not counted") -> str:
+    """Return a line on the devices' memory."""
+    if room is None:
+        return "no GPU: the CPU computes everything; --vram-limit 8G shows what a GPU of 8 GiB would hold"
+    return f"{room.names}: room for {size(room.free)}, {contexts}"
+
+
+def table(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
     """Yield a table, then what the speeds come from, the faults and the drafts."""
     from spac.model.expected_speed import SOURCES
 
-    if room is None:
-        yield "no device: the CPU computes everything; --vram-limit 8G shows what a card of 8 GiB would hold"
-    else:
-        yield f"{room.names}: room for {size(room.free)}, contexts not counted"
     memory = f"memory (of {size(host_memory.available())})"
     where = room.device.name if room is not None and room.device is not None else "the CPU alone"
     cells: list[tuple[str, ...]] = [
@@ -212,7 +233,9 @@ def _lines(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
 def _cells(row: Row) -> tuple[str, ...]:
     n_experts = row.experts * row.expert_layers
     experts = f"{row.expert_layers} × {row.experts}" if n_experts else "dense"
-    slots = f"{row.slots:,} of {n_experts:,}" if row.slots is not None else "–"
+    slots = "–"
+    if row.slots is not None:
+        slots = f"{row.slots:,} of {n_experts:,} ({row.slots / n_experts:.0%})"
     slots = slots if row.dense_fits else "the rest does not fit" if n_experts else "does not fit"
     speed = "not measured"
     if row.tokens_per_second is not None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spac import _core
-from spac.chat.messages import folded, split_begun, text_of
 from spac.config.schema_limits import check_schemas
+from spac.engine.chat_messages import folded, split_begun, text_of
+from spac.engine.text_stream import StopSearch
 from spac.errors import InputError, one_line
 from spac.model.c_api import Model
 
@@ -155,20 +157,23 @@ class ChatFormat:
     def _apply(self, request: Mapping[str, Any]) -> _core.ChatPrompt:
         return self._templates.apply(_dumped(request))
 
-    def answer(self, prompt: _core.ChatPrompt) -> Answer:
-        """Return the reader of the answer to a prompt of this format."""
-        return Answer(None if self.is_plain else prompt)
+    def answer(self, prompt: _core.ChatPrompt, stop: Sequence[str] = ()) -> Answer:
+        """Return the reader of the answer to a prompt of this format; `Answer` describes `stop`."""
+        return Answer(None if self.is_plain and not prompt.calls else prompt, stop)
 
 
 class Answer:
     """Reads an answer as it comes.
 
-    The whole text is read anew each time. READING_SHARE limits the time that this takes.
+    The whole text is read anew each time. READING_SHARE limits the time that this takes. The answer ends
+    before the first stop string in its content. Stop strings do not count in reasoning and in calls of tools.
     """
 
-    def __init__(self, prompt: _core.ChatPrompt | None) -> None:
+    def __init__(self, prompt: _core.ChatPrompt | None, stop: Sequence[str] = ()) -> None:
         """Prepare to read the answer to `prompt`; None means that the whole answer is content."""
         self._prompt, self._text = prompt, ""
+        self._stops, self._search = [each for each in stop if each], StopSearch(stop)
+        self._content, self._has_begun = "", False  # True if the content has more than white space
         begun = _read(prompt, "", is_partial=True) if prompt is not None and prompt.goes_on else None
         self._begun = {key: str((begun or {}).get(key) or "") for key in TEXTS}  # in the last message
         self._sent: dict[str, Any] = dict(self._begun)
@@ -177,20 +182,32 @@ class Answer:
     @property
     def reasoning(self) -> str:
         """The model's reasoning so far."""
-        return self._said("reasoning_content")
+        return str(self._sent["reasoning_content"])[len(self._begun["reasoning_content"]) :]
 
     @property
     def content(self) -> str:
         """The content of the answer so far."""
-        return self._said("content")
+        return self._content
 
-    def _said(self, key: str) -> str:
-        return str(self._sent[key])[len(self._begun[key]) :]
+    @property
+    def stopped(self) -> bool:
+        """True after a stop string. Text that is pushed then is lost."""
+        return self._search.met is not None
 
     @property
     def tool_calls(self) -> list[dict[str, str]]:
         """The tool calls so far: `name`, and `arguments` as JSON text."""
         return list(self._sent.get("tool_calls", ()))
+
+    def message(self) -> dict[str, Any]:
+        """Return the answer so far as OpenAI's message of the assistant, with `reasoning_content` if any."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["content"] = self.content or None
+            message["tool_calls"] = [called(each["name"], each["arguments"]) for each in self.tool_calls]
+        return message
 
     def push(self, text: str) -> list[Delta]:
         """Add `text`, and return the additions to the answer in order. They may come with a later piece."""
@@ -198,7 +215,7 @@ class Answer:
         if self._prompt is None:
             return self._send({"content": self._text})
         started = time.perf_counter()
-        if started < self._due:
+        if started < self._due and not self._may_stop(text):
             return []
         deltas = self._send(_read(self._prompt, self._text, is_partial=True))
         now = time.perf_counter()
@@ -210,14 +227,18 @@ class Answer:
 
         An answer that does not follow the model's format is returned as plain content.
         """
-        if self._prompt is None:
-            return []
+        if self._prompt is None or self.stopped:
+            return self._held()
         message = _read(self._prompt, self._text, is_partial=False)
         if message is None:
             message = _read(self._prompt, self._text, is_partial=True)
             if not self._adds(self._sent) and not self._adds(message):
                 message = {"content": self._begun["content"] + self._text}
-        return self._send(message)
+        return self._send(message) + self._held()
+
+    def _may_stop(self, text: str) -> bool:
+        """Return True if the last piece of text has the end of a stop string."""
+        return any(each in self._text[-len(text) - len(each) + 1 :] for each in self._stops)
 
     def _adds(self, message: Mapping[str, Any] | None) -> bool:
         """Return True if it has tool calls, or more text than the message that the answer continues."""
@@ -239,10 +260,28 @@ class Answer:
             more = _gain(sent[key], message.get(key) or "")
             if more:
                 sent[key] += more
-                deltas.append(Delta(content=more) if key == "content" else Delta(reasoning=more))
+                deltas += self._say(more) if key == "content" else [Delta(reasoning=more)]
+        if self.stopped:
+            return deltas
         for index, call in enumerate(now[n_begun:], n_begun):
-            deltas += self._send_call(calls, index, call["function"])
+            deltas += self._held() + self._send_call(calls, index, call["function"])
         return deltas
+
+    def _say(self, text: str) -> list[Delta]:
+        """Add to the content, up to a stop string. In white space behind reasoning, there is none."""
+        blank = ""
+        if not self._has_begun:
+            blank = text[: len(text) - len(text.lstrip())] if self._sent["reasoning_content"] else ""
+            self._has_begun = len(blank) < len(text)
+        return self._added(blank + self._search.push(text[len(blank) :]))
+
+    def _held(self) -> list[Delta]:
+        """Return the end of the content that might have begun a stop string."""
+        return self._added(self._search.rest())
+
+    def _added(self, text: str) -> list[Delta]:
+        self._content += text
+        return [Delta(content=text)] if text else []
 
     @staticmethod
     def _send_call(calls: list[dict[str, str]], index: int, function: Mapping[str, str]) -> list[Delta]:
@@ -256,6 +295,12 @@ class Answer:
         if not is_new and not more:
             return []
         return [Delta(index=index, name=function["name"] if is_new else "", arguments=more)]
+
+
+def called(name: str, arguments: str) -> dict[str, Any]:
+    """Return a call of a tool as OpenAI's messages have it, with a new id."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 def _gain(sent: str, now: str) -> str:
