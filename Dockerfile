@@ -7,7 +7,8 @@
 #
 # Experts in host memory are pinned, and --load-mode mlock locks the model. Docker allows a container 64 KB of locked
 # memory, so both need --ulimit memlock=-1. buildah built the image for the CPU and ran it, on a base image that
-# debootstrap made of Debian 12. The image for NVIDIA GPUs is untried.
+# debootstrap made of Debian 12. The image for NVIDIA GPUs is untried. spac runs as a user of its own, so models have to
+# be readable to all, and downloads go to /home/spac.
 
 ARG CUDA=12.8.1
 
@@ -33,6 +34,8 @@ RUN python3 -m venv /opt/spac && /opt/spac/bin/pip install --no-cache-dir auditw
 FROM ubuntu:24.04 AS cuda
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cuda /opt/spac /opt/spac
+RUN useradd --create-home spac
+USER spac
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ENTRYPOINT ["/opt/spac/bin/spac"]
 CMD ["doctor"]
@@ -40,5 +43,7 @@ CMD ["doctor"]
 FROM debian:12-slim AS cpu
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/spac /opt/spac
+RUN useradd --create-home spac
+USER spac
 ENTRYPOINT ["/opt/spac/bin/spac"]
 CMD ["doctor"]

@@ -28,6 +28,12 @@ class Hub:
     """The bytes after which the next downloads are cut off, each once."""
     said_longer: int = 0
     """The bytes by which files are shorter than their metadata say."""
+    tag: str = ""
+    """The ETag of all files, in place of their content's hash."""
+    has_sums: bool = False
+    """True if the list has the SHA-256 of files, as a hub's has for large ones."""
+    listed: dict[str, bytes] = field(default_factory=dict)
+    """The content that the list has in place of a file's."""
     ranges: list[str] = field(default_factory=list)
     """The ranges of the downloads so far, "" for a whole file."""
     address: str = ""
@@ -90,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
                 for name, data in files.items()
             ]
         else:
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+            siblings = [self._sibling(name, data) for name, data in files.items()]
             page = {"id": repo, "modelId": repo, "sha": self.hub.commit(repo), "siblings": siblings}
         body = json.dumps(page).encode()
         self.send_response(200)
@@ -99,12 +105,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def _sibling(self, name: str, data: bytes) -> dict[str, object]:
+        content = {"sha256": hashlib.sha256(self.hub.listed.get(name, data)).hexdigest()}
+        lfs = {**content, "size": len(data), "pointerSize": 100}
+        return {"rfilename": name, "size": len(data), **({"lfs": lfs} if self.hub.has_sums else {})}
+
     def _send(self, repo: str, data: bytes, *, with_body: bool) -> None:
         asked = self.headers.get("Range", "")
         start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
         self.send_response(206 if start else 200)
         self.send_header("X-Repo-Commit", self.hub.commit(repo))
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("ETag", f'"{self.hub.tag or hashlib.sha256(data).hexdigest()}"')
         self.send_header("X-Linked-Size", str(len(data) + self.hub.said_longer))
         self.send_header("Accept-Ranges", "bytes")
         if start:

@@ -204,6 +204,26 @@ def test_a_file_that_changes_during_the_download(hub):
     assert refusal() == "a/m: a file is not as long as the hub said: it changed there: run it again"
 
 
+def test_a_file_that_is_not_the_listed_one(hub):
+    hub.repos["a/m"], hub.has_sums = {"m.gguf": DATA}, True
+    assert fetch(NAME, "", QUIET).read_bytes() == DATA
+    hub.repos["a/n"], hub.listed = {"n.gguf": DATA[1:]}, {"n.gguf": DATA[2:]}
+    assert "n.gguf came with other content than the hub lists" in refusal(Name("a/n"))
+    assert not list(folder("a/n").rglob("*.gguf"))  # it is not taken at the next run
+    assert not list(folder("a/n").glob("blobs/*"))
+    hub.listed = {}
+    assert fetch(Name("a/n"), "", QUIET).read_bytes() == DATA[1:]
+
+
+@pytest.mark.parametrize(
+    "tag", ["../../../outside", "/tmp/outside", "a/b", "..", "a b", "\N{GREEK SMALL LETTER ALPHA}"]
+)
+def test_a_tag_that_leads_out_of_the_cache(hub, tag):
+    hub.repos["a/m"], hub.tag = {"m.gguf": DATA}, tag.encode().decode("latin-1")
+    assert "which is no file's name" in refusal()
+    assert hub.ranges == []
+
+
 def test_a_full_disk(hub, monkeypatch):
     hub.repos["a/m"] = {"m.gguf": DATA}
     with monkeypatch.context() as change:

@@ -52,7 +52,6 @@ CLIENTS = (
     Client("vercel_ai", ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"), is_node=True),
 )
 LEFT_OUT = {
-    "log-likelihoods of lm-eval": "they need `echo` of completions, which the server refuses by name",
     "mem0": "it uses OpenAI's client, and its memories need answers that mean something",
     "Ray": "[docs/server.md](server.md#several-engines) tells how it serves engines; it is no client",
 }

@@ -7,11 +7,12 @@ variables are valid: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the othe
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -30,6 +31,7 @@ MOST_LISTED = 12
 
 _NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.IGNORECASE)
+_TAG_OF_FILE = re.compile(r"[\w-]+", re.ASCII)
 _TAG = re.compile(r"[-.]([a-z0-9_]+)$", re.IGNORECASE)
 
 
@@ -221,17 +223,17 @@ def fetch(name: Name, file: str = "", access: Access | None = None) -> Path:
         hub.utils.logging.set_verbosity_error()
     try:
         with _one_line(name.repo):
-            sizes = _listing(hub, name, access)
+            listing = _listing(hub, name, access)
     except _UnreachableError as why:
         return _from_cache(name, file, str(why))
-    model = choose(name, list(sizes), file)
-    _check_disk(name.repo, model, sizes)
+    model = choose(name, list(listing), file)
+    _check_disk(name.repo, model, {each: size for each, (size, _) in listing.items()})
     attempts = ATTEMPTS
     while True:
         before = _begun(name.repo)
         try:
             with _one_line(name.repo):
-                return _download(hub, name, model, access)
+                return _download(hub, name, model, access, {each: sha for each, (_, sha) in listing.items()})
         except _UnreachableError as why:
             attempts = ATTEMPTS if _begun(name.repo) > before else attempts - 1
             if not attempts:
@@ -244,21 +246,47 @@ def _begun(repo: str) -> int:
     return sum(path.stat().st_size for path in folder(repo).glob("blobs/*.incomplete"))
 
 
-def _listing(hub: Any, name: Name, access: Access) -> dict[str, int]:
-    """Return the sizes of a repository's files by their paths."""
+def _listing(hub: Any, name: Name, access: Access) -> dict[str, tuple[int, str]]:
+    """Return the sizes of a repository's files by their paths, and their SHA-256 ("" if the hub has none)."""
     if access.offline or hub.constants.HF_HUB_OFFLINE:
         raise _UnreachableError("--offline or HF_HUB_OFFLINE keeps it from being downloaded")
     info = hub.HfApi().model_info(name.repo, token=access.token or None, files_metadata=True)
-    return {each.rfilename: each.size or 0 for each in info.siblings or ()}
+    return {
+        each.rfilename: (each.size or 0, each.lfs.sha256 if each.lfs is not None else "")
+        for each in info.siblings or ()
+    }
 
 
-def _download(hub: Any, name: Name, model: Model, access: Access) -> Path:
-    """Return the first file's path, and raise InputError if its parts came from several commits."""
-    token = access.token or None
-    paths = [Path(hub.hf_hub_download(name.repo, file, token=token)) for file in model.files]
+def _download(hub: Any, name: Name, model: Model, access: Access, sums: Mapping[str, str]) -> Path:
+    """Return the first file's path.
+
+    Raise InputError if the parts of a split model came from several commits, if a file is not the one that
+    the hub lists, or if the hub gives it a name in the cache that is none.
+    """
+    token, paths = access.token or None, []
+    for file in model.files:
+        tag = hub.get_hf_file_metadata(hub.hf_hub_url(name.repo, file), token=token).etag
+        if tag is None or not _TAG_OF_FILE.fullmatch(tag):
+            raise InputError(f"{name.repo}: the hub gives {file} the tag {tag!r}, which is no file's name")
+        is_there = isinstance(hub.try_to_load_from_cache(name.repo, file), str)
+        paths.append(path := Path(hub.hf_hub_download(name.repo, file, token=token)))
+        if not is_there:
+            _check_sum(name.repo, path, sums.get(file, ""))
     if len({path.parent for path in paths}) > 1:
         raise InputError(f"{name.repo}: it changed during the download: run it again")
     return paths[0]
+
+
+def _check_sum(repo: str, path: Path, wanted: str) -> None:
+    """Raise InputError, and remove the file, if its SHA-256 is another one than the hub's list has."""
+    if not wanted:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        path.resolve().unlink()
+        path.unlink()
+        raise InputError(f"{repo}: {path.name} came with other content than the hub lists: run it again")
 
 
 def cached(name: Name) -> Path | None:
