@@ -79,8 +79,10 @@ def test_stop_strings_in_tags_of_several_tokens(thinking_server):
     assert (message["reasoning_content"], message["content"].strip()) == ("one\n\ntwo", "three")
 
 
-def test_stop_strings_of_a_stream(server):
-    body = ask(server, "/v1/chat/completions", stop=["\n\n"], stream=True, **said(REASONED))
+@pytest.mark.parametrize("form", ["auto", "deepseek-legacy"])
+def test_stop_strings_of_a_stream(server, form):
+    asked = {"stop": ["\n\n"], "stream": True, "reasoning_format": form}
+    body = ask(server, "/v1/chat/completions", **asked, **said(REASONED))
     sent = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
     deltas = [one["choices"][0]["delta"] for one in sent if one["choices"]]
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "one\n\ntwo"
