@@ -71,8 +71,7 @@ def test_what_would_fit_on_a_card_that_is_not_there(tiny_model, monkeypatch):
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
     room, fit = devices.vram(target, VramLimit.parse("300M"))
     assert (
-        room.found
-        == "a card: room for 44.0 MiB of the 300.0 MiB that --vram-limit allows, a margin left free"
+        room.found == "a GPU: room for 44.0 MiB of the 300.0 MiB that --vram-limit allows, a margin left free"
     )
     assert (fit.state, "100% of them fit" in fit.found) == ("ok", True)
     [share] = devices.vram(target, VramLimit.parse("50%"))

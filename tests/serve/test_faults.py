@@ -70,7 +70,8 @@ class Counts:
 def served(loop: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[TestClient, ServerState]:
     monkeypatch.setattr(front, "checked", lambda _path, body, *_: body)
     state = ServerState(RequestQueue(2), Counts(), ("failing",), "")  # type: ignore[arg-type]
-    engine = SimpleNamespace(loop=loop, target=SimpleNamespace(pointer=0), events=None, n_sequences=1)
+    model = SimpleNamespace(pointer=0)
+    engine = SimpleNamespace(loop=loop, target=model, events=None, n_sequences=1, context=2048)
     return TestClient(Front(engine, state), raise_server_exceptions=False), state  # type: ignore[arg-type]
 
 

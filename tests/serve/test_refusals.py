@@ -149,8 +149,18 @@ def said(body: bytes) -> str:
 @pytest.mark.parametrize(("path", "request_"), [*ODD, *OTHERS])
 def test_odd_requests(server, path, request_, stream):
     usual = ASKED.get(path, TEXT if path == COMPLETIONS else CHAT)
-    status, answer = server.ask("POST", path, {**usual, "stream": stream, **request_})
+    ends = {"logit_bias": {"0": 100.0}}  # at once, where nothing limits it
+    status, answer = server.ask("POST", path, {**usual, **ends, "stream": stream, **request_})
     assert status == 200 or (400 <= status < 500 and said(answer)), answer
+
+
+def test_messages_have_anthropics_errors(server):
+    """Also those that llama.cpp's handlers find, whole and in a stream."""
+    for more in ({"messages": [{"role": "user", "content": TOO_LONG}]}, {"temperature": "hot"}):
+        for stream in (False, True):
+            status, answer = server.ask("POST", MESSAGES, {**CHAT, "max_tokens": 3, "stream": stream, **more})
+            told = json.loads(answer)
+            assert (status, told["type"], told["error"]["type"]) == (400, "error", "invalid_request_error")
 
 
 @pytest.mark.parametrize(
