@@ -17,7 +17,7 @@ namespace {
 // The costs are those of one core, in nanoseconds, and the bytes of a stack, which is kept until the call ends.
 constexpr uint64_t step_cost = 400, element_cost = 30, stack_cost = 3, call_cost = 500, look_cost = 4;
 constexpr uint64_t step_bytes = 200, element_bytes = 16;
-constexpr uint64_t most_work = 2'000'000'000, most_bytes = 200'000'000;
+constexpr uint64_t most_work = 500'000'000, most_bytes = 200'000'000;
 
 thread_local uint64_t    call_work = 0, call_bytes = 0, all_work = 0;
 thread_local int         n_scopes = 0;
@@ -28,8 +28,9 @@ void count(uint64_t work, uint64_t bytes) {
     all_work += work;
     call_bytes += bytes;
     if (call_work > most_work || call_bytes > most_bytes) {
-        throw InputError("the grammar has too many alternatives at one place: for a token, they exceed the limit of " +
-                         (call_work > most_work ? std::string("2 s") : std::to_string(most_bytes / 1'000'000) + " MB"));
+        throw InputError(
+            "the grammar has too many alternatives at one place: for a token, they exceed the limit of " +
+            (call_work > most_work ? std::string("0.5 s") : std::to_string(most_bytes / 1'000'000) + " MB"));
     }
 }
 
@@ -79,7 +80,7 @@ void GrammarBudget::spend(uint64_t work, size_t n_tokens) {
 }
 
 void GrammarBudget::check() const {
-    constexpr uint64_t once = 10'000'000'000;
+    constexpr uint64_t once = 4'000'000'000;
     if (work_ > once) {
         throw InputError("the grammar takes too long for this text: it has too many alternatives at each place");
     }

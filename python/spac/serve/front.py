@@ -75,6 +75,8 @@ STALL_S = 60.0
 """Seconds after which a client that takes nothing counts as gone, because others wait for the model."""
 LARGE = 1 << 20
 """The bytes from which on a body counts as large."""
+HEAVY = (b'"grammar"', b'schema"', b'"tools"')
+"""Words of bodies that may have a grammar or a schema, whose check takes up to seconds."""
 POLLED = {*OPEN_TO_ALL, "/metrics"}
 """Paths that monitors ask for every few seconds. The log leaves them out."""
 
@@ -187,7 +189,7 @@ class Front:
         self._feed = LiveFeed(engine, answers=self._answers if engine.n_sequences > 1 else None)
         self._fetches = fetches
         self._limits = TextLimits(engine)
-        self._bodies, self._large = Bodies(), asyncio.Semaphore(2)
+        self._bodies, self._heavy = Bodies(), asyncio.Semaphore(1)
         self._page = Router(page_routes(self._feed, is_markdown)) if has_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,8 +262,9 @@ class Front:
             self._state.requests.discard(request)
 
     def _turns(self, body: bytes) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return what lets few requests with large bodies be worked on at a time."""
-        return self._large if len(body) > LARGE else contextlib.nullcontext()
+        """Return what lets one request at a time be worked on, of those that can keep a core busy."""
+        is_heavy = len(body) > LARGE or any(word in body for word in HEAVY)
+        return self._heavy if is_heavy else contextlib.nullcontext()
 
     async def _apart(self, body: bytes, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do work on a request in a thread, and return its result."""

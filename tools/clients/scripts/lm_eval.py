@@ -37,6 +37,9 @@ class Scoring(LocalCompletionsAPI):
         with urllib.request.urlopen(request) as answer:
             return json.load(answer)["tokens"]
 
+    def create_message(self, messages, generate=False):
+        return messages  # as tokens
+
 
 def likelihoods():
     os.environ["OPENAI_API_KEY"] = KEY
