@@ -254,8 +254,7 @@ class Front:
         watch = asyncio.create_task(request.watch(receive))
         try:
             if path not in ANSWERS:
-                async with self._turns(body):
-                    return await self._run(request, route, body, params, out)
+                return await self._run(request, route, body, params, out, self._turns(body))
             return await self._in_turn(request, route, body, params, out)
         finally:
             watch.cancel()
@@ -297,9 +296,15 @@ class Front:
             requests.leave()
 
     async def _run(
-        self, request: LoopRequest, route: str, body: bytes, params: dict[str, str], out: Answer
+        self,
+        request: LoopRequest,
+        route: str,
+        body: bytes,
+        params: dict[str, str],
+        out: Answer,
+        turn: contextlib.AbstractAsyncContextManager[object] | None = None,
     ) -> int:
-        """Let llama.cpp's handler answer, and send what it says."""
+        """Let llama.cpp's handler answer, in its `turn` if it has to wait for one, and send what it says."""
         if request.cancelled:
             raise Refusal(GONE, "the client left")
         if isinstance(request.rewrites, Echo):
@@ -307,7 +312,8 @@ class Front:
         answer = self._loop.begin(route, body, params)
         request.begin(answer)
         try:
-            await run_in_threadpool(answer.run)
+            async with turn or contextlib.nullcontext():  # which ends before a slow client gets the answer
+                await run_in_threadpool(answer.run)
             if request.cancelled:
                 raise Refusal(GONE, "the client left")
             fields = _fields_of(answer)

@@ -5,6 +5,7 @@ Both are Python, which would keep the engine's steps and other requests waiting 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import html
 import json
@@ -13,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from anyio import CapacityLimiter, to_thread
+from starlette.concurrency import run_in_threadpool
 
 LONGEST_TEXT = 200_000
 """The most characters of Markdown that are rendered."""
@@ -36,7 +37,7 @@ class Renderer:
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._longest_s = longest_s
         self._process: subprocess.Popen[str] | None = None
-        self._turn: CapacityLimiter | None = None
+        self._turn = asyncio.Lock()
         self._n_here = 0
 
     async def html_of(self, text: str) -> str:
@@ -51,10 +52,11 @@ class Renderer:
     async def _do(self, job: str, data: str) -> str:
         if self._n_here >= MOST_JOBS:
             return ""
-        self._turn = self._turn or CapacityLimiter(1)
         self._n_here += 1
         try:
-            return await to_thread.run_sync(self._ask, job, data, limiter=self._turn)
+            async with self._turn:
+                made: str = await run_in_threadpool(self._ask, job, data)
+                return made
         finally:
             self._n_here -= 1
 
