@@ -22,7 +22,7 @@ ATTRIBUTES = {
     "aria-label", "display", "displaystyle", "scriptlevel", "data-style", "stretchy", "lspace", "rspace",
     "mathvariant",
 }  # fmt: skip
-"""What the HTML of texts may have. None of it runs a script, loads anything, or sets a style."""
+"""The HTML that texts may have. Nothing in it runs a script, loads anything, or sets a style."""
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Agent:
     package: str
     command: tuple[str, ...]
     calls: tuple[Call, ...]
-    """What the answers to its first requests call."""
+    """The tools that the answers to its first requests call."""
     files: dict[str, str] = field(default_factory=dict)
     """Its settings by path in its home."""
     variables: dict[str, str] = field(default_factory=dict)

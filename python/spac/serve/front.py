@@ -131,7 +131,7 @@ class LoopRequest:
         self.cancelled = False
         """True once the request was cancelled."""
         self.rewrites: ResponseForm | Echo | MessageErrors | None = None
-        """What changes the answer on its way to the client, or None."""
+        """The object that changes the answer on its way to the client, or None."""
         self._turn: asyncio.Future[None] | None = None
         self._answer: _core.LoopResponse | None = None
 

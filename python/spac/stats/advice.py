@@ -1,4 +1,4 @@
-"""What a run shows the user: a verdict, and advice on what to change, one line each."""
+"""Lines for the user after a run: a verdict, and advice on what to change."""
 
 from __future__ import annotations
 
