@@ -2,6 +2,7 @@
 
 #include "backend/device/device.h"
 #include "backend/device/ggml_internals.h"
+#include "backend/experts/experts.h"
 #include "backend/remote/rpc_socket.h"
 #include "backend/split/thread_pool.h"
 #include "core/error.h"
