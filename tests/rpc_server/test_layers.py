@@ -137,8 +137,8 @@ def test_host_memory_needs_no_room_for_layers_there(server):
     for n in (2, N_LAYER):
         pair = ModelPair(config("cpu", draft=False, rpc=server.address, rpc_layers=n), None)
         try:
-            assert pair.remote is not None
-            rest = pair.remote.rest(info)
+            assert pair.placement.remote is not None
+            rest = pair.placement.remote.rest(info)
         finally:
             pair.close()
         assert rest.expert_bytes == pytest.approx(info.expert_bytes * (1 - n / N_LAYER), abs=1)

@@ -36,16 +36,8 @@ class Loaded(Protocol):
         """The model's file."""
 
 
-class Pair(Protocol):
-    """The part of a pair of loaded models on which costs depend (`spac.model.pair.ModelPair`)."""
-
-    @property
-    def target(self) -> Loaded:
-        """The target."""
-
-    @property
-    def draft(self) -> Loaded | None:
-        """The draft; None without one."""
+class Placed(Protocol):
+    """The part of a placement on which costs depend (`spac.model.placement.Placement`)."""
 
     @property
     def device(self) -> _core.DeviceInfo | None:
@@ -56,12 +48,28 @@ class Pair(Protocol):
         """The devices that share the layers and hold their slots; none on the CPU."""
 
     @property
-    def experts(self) -> _core.Experts | None:
-        """The target's experts; None without the split."""
-
-    @property
     def threads(self) -> int:
         """The number of CPU threads that compute a token."""
+
+
+class Pair(Protocol):
+    """The part of a pair of loaded models on which costs depend (`spac.model.pair.ModelPair`)."""
+
+    @property
+    def placement(self) -> Placed:
+        """The models' placement."""
+
+    @property
+    def target(self) -> Loaded:
+        """The target."""
+
+    @property
+    def draft(self) -> Loaded | None:
+        """The draft; None without one."""
+
+    @property
+    def experts(self) -> _core.Experts | None:
+        """The target's experts; None without the split."""
 
     @property
     def setup(self) -> str:
@@ -82,13 +90,13 @@ class Key:
     @classmethod
     def of(cls, pair: Pair) -> Key:
         """Return the key of a pair, or raise InputError if a model's file cannot be read."""
-        device = "cpu"
-        if pair.device is not None:
-            others = [each for each in pair.devices if each.name != pair.device.name]
-            device = "; ".join(map(_described, (pair.device, *others)))
+        device, place = "cpu", pair.placement
+        if place.device is not None:
+            others = [each for each in place.devices if each.name != place.device.name]
+            device = "; ".join(map(_described, (place.device, *others)))
         return cls(
             cpu=cpu_description(),
-            threads=pair.threads,
+            threads=place.threads,
             device=device + pair.setup,
             target=fingerprint(pair.target.path),
             draft=fingerprint(pair.draft.path) if pair.draft is not None else "none",
@@ -259,5 +267,5 @@ class TokenTime:
 
 def spares_hand_offs(pair: Pair) -> bool:
     """Return True if a layer whose experts are all resident runs without the CPU."""
-    device, chosen = pair.device, env.FORM.get("masks")
+    device, chosen = pair.placement.device, env.FORM.get("masks")
     return device is None or (device.reads_masks if chosen is None else chosen)

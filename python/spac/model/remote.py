@@ -80,12 +80,12 @@ class RemoteLayers:
         return replace(info, expert_bytes=experts - gone[0], file_size=info.file_size - sum(gone))
 
     def fields(self, wanted: int | None, weights: Sequence[float]) -> dict[str, Any]:
-        """Return the fields of llama_model_params that put layers where they belong.
+        """Return the fields of llama_model_params, and `layer_split`, that put layers where they belong.
 
         `wanted` is `--gpu-layers`: the layers on this machine's devices, the output among them; None means
         all. `weights` has a number for each of these devices, in proportion to which they share the layers.
         llama.cpp puts layers that no device gets on the CPU, and then fills the devices in their order.
-        `tensor_split` is a list. The fields hold until the next call.
+        `layer_split` is a list of the devices' parts. The fields hold until the next call.
         """
         if not self.n_layers:
             return {}
@@ -99,7 +99,7 @@ class RemoteLayers:
             # llama.cpp counts the output as the last device's. It stays here, since logits are large.
             self._entries.keep_output()
             shares = [*counts[:-1], counts[-1] + 1, *(0 for _ in weights)]
-        fields = {"n_gpu_layers": self.n_layers + max(1, here), "tensor_split": shares}
+        fields = {"n_gpu_layers": self.n_layers + max(1, here), "layer_split": shares}
         if not here:
             fields["tensor_buft_overrides"] = self._entries.address
         return fields
