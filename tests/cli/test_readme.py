@@ -43,8 +43,8 @@ def known_options():
     return {flag for action in actions for flag in action.option_strings}
 
 
-def test_it_has_150_lines_at_most():
-    assert len(README.splitlines()) <= 150
+def test_it_has_130_lines_at_most():
+    assert len(README.splitlines()) <= 130
 
 
 def test_its_first_two_commands_are_the_installations():
