@@ -76,7 +76,7 @@ class MoeSpacOptions(Options):
     forgetting: float = 0.1
     """λ: the share of the newest change in the boundary calibration."""
     printed: bool = False
-    """True: the system as printed, without what was added; docs/papers.md has the list."""
+    """True: the system as printed, without what was added; docs/internals/papers.md has the list."""
     learned: bool = True
     """False: decayed counts give the order within a level, and no layers are made whole.
 
