@@ -214,8 +214,8 @@ FORM = Parts(
         "the layer will probably leave to them into the processor's caches. Without a word, steps in turns "
         "decide if that is faster.",
         "cpu-kernels": "The CPU takes the faster of llama.cpp's functions and spac's kernels, for each type "
-        "of weights. This is measured once per machine. Without it, llama.cpp's functions compute. The results "
-        "are the same. All CPUs with kernels do this.",
+        "of weights. This is measured once per machine. Without it, llama.cpp's functions compute. The "
+        "results are the same. All CPUs with kernels do this.",
         "pin-threads": "Each thread that computes is bound to the next best CPU: first threads of cores come "
         "first, and performance cores come before others. Without it, the system places them. Without a "
         "word, all threads share the best CPUs, as many as there are threads, on machines with two kinds of "
