@@ -237,7 +237,7 @@ def one_line(err):
         (["--schedulers", "lru", "belady"], "moe-spac"),
         (["--schedulers", "lru:depth=2"], "depth"),
         (["--schedulers"], "--schedulers"),
-        (["--slots", "10%", "150%"], "0 to 1"),
+        (["--slots", "10%", "150%"], "argument --slots: the share 150% is not within 0% to 100%"),
         (["--slots", "some"], "'auto', a count"),
         (["--draft-lengths", "4", "many"], "roofline"),
         (["--draft-lengths", "64"], "0 to 63"),

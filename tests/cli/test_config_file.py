@@ -97,7 +97,7 @@ def test_a_draft_without_a_model_stays(config):
         ("[run]\nctx = [1, 2]", "[run] ctx: must be a text or a number, not [1, 2]"),
         ("[run]\necho = 'yes'", "[run] echo: must be true or false, not 'yes'"),
         ("[run]\nstats = 'all'", "[run] stats: invalid choice: 'all'"),
-        ("[run]\nslots = '200%'", "[run] slots: the share 2 is not within 0 to 1"),
+        ("[run]\nslots = '200%'", "[run] slots: the share 200% is not within 0% to 100%"),
         ("[walk]\nctx = 3", "'walk' is not one of the tables [all], [run], [chat], [serve]"),
         ("ctx = 3", "'ctx' is not one of the tables"),
         ("[run", "not valid TOML: "),

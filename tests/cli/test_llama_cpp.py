@@ -330,10 +330,10 @@ def test_what_cannot_be_is_one_line(tiny_model, capsys, words, said):
 def test_the_help_s_first_screen_is_readable(spac_run):
     outcome = spac_run("--help", env={"COLUMNS": "100"})
     lines = outcome.out.splitlines()
-    assert lines[0] == "usage: spac run [OPTIONS]"
+    assert lines[0] == "usage: spac run [MODEL] [OPTIONS]"
     assert lines.index("options that matter most:") < 10
     lines = spac_run("--help", "all", env={"COLUMNS": "100"}).out.splitlines()
-    assert lines[0] == "usage: spac run [OPTIONS]"
+    assert lines[0] == "usage: spac run [MODEL] [OPTIONS]"
     headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
     groups = ("options", "text", "engine", "context and memory", "images", "sampling", "output")
     assert headings == [f"{group}:" for group in groups]

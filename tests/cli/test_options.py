@@ -26,7 +26,7 @@ from tests.cli.options_page import PROGRAMS, parser_of
         (["--max-tokens", "-2"], "-1 to 2147483647"),
         (["--draft-length", "64"], "0 to 63"),
         (["--draft-type", "guess"], "ngram-simple"),
-        (["--slots", "150%"], "0 to 1"),
+        (["--slots", "150%"], "0% to 100%"),
         (["--slots", "many"], "'auto', a count (64), or a share"),
         (["--slots", "-3"], "negative"),
         (["--scheduler", "belady"], "lru"),
@@ -106,6 +106,15 @@ def test_the_help_fits_on_two_screens(name, monkeypatch):
     text = parser_of(name).help_on(None)
     assert len(text.splitlines()) <= 80
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_help_of_bench_begins_with_what_it_compares_and_has_its_own_defaults():
+    text = " ".join(parser_of("bench").help_on(None).split())
+    for flag in ("--schedulers", "--slots", "--draft-lengths", "--submit"):
+        assert f" {flag}" in text
+    assert "0 is greedy; 0 to 100 (default: 0)" in text
+    assert "which is reported (default: 1)" in text
+    assert "0 is greedy; 0 to 100 (default: 0.8)" in " ".join(parser_of("run").help_on(None).split())
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

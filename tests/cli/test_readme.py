@@ -105,7 +105,7 @@ def test_links_are_found():
 
 
 def test_the_memory_table_is_its_arithmetic():
-    """docs/quickstart.md has the formula: share = (0.95 card - (file - experts) - 1.6 GB) / experts."""
+    """docs/quickstart.md has the formula: share = (0.95 GPU memory - (file - experts) - 1.6 GB) / experts."""
     text = PAGES["quickstart.md"]
     [cards] = re.findall(r"^\| model and quantization .*$", text, re.MULTILINE)
     sizes = [int(size) for size in re.findall(r"on (\d+) GB", cards)]

@@ -76,7 +76,7 @@ def test_what_is_shown_is_what_the_documents_say():
     ("gib", "card", "said"),
     [
         (4, "", "the smallest model known here takes 9.7 GiB of memory, and 4.0 GiB are left: "),
-        (64, "1G", "a GPU has room for 768.0 MiB, too little for the models known here: "),
+        (64, "1G", "a GPU of 1.0 GiB has room for 768.0 MiB, too little for the models known here: "),
     ],
 )
 def test_nothing_fits(machine, gib, card, said):

@@ -58,10 +58,10 @@ def test_what_would_fit(tiny_model):
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
     room, fit = devices.vram(target, VramLimit.parse("2M"))
     assert "room for 1.9 MiB of the 2.0 MiB that --vram-limit allows" in room.found
-    assert (fit.state, "% of them fit" in fit.found) == ("ok", True)
+    assert (fit.state, "% fit on simulated" in fit.found) == ("ok", True)
     room, fit = devices.vram(target, VramLimit.parse("100K"))
     assert fit.state == "off"
-    assert "must be on the device" in fit.why
+    assert "must be on simulated" in fit.why
     _, fit = devices.vram(tiny_model("qwen3"), None)
     assert (fit.state, "experts" in fit.found) == ("ok", False)
 
@@ -70,16 +70,20 @@ def test_what_would_fit_on_a_card_that_is_not_there(tiny_model, monkeypatch):
     monkeypatch.setenv("SPAC_DEVICE", "cpu")
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
     room, fit = devices.vram(target, VramLimit.parse("300M"))
-    assert (
-        room.found == "a GPU: room for 44.0 MiB of the 300.0 MiB that --vram-limit allows, a margin left free"
-    )
-    assert (fit.state, "100% of them fit" in fit.found) == ("ok", True)
+    assert room.found == "a GPU of 300.0 MiB: room for 44.0 MiB, a margin left free"
+    assert (fit.state, "100% fit on a GPU of 300.0 MiB" in fit.found) == ("ok", True)
     [share] = devices.vram(target, VramLimit.parse("50%"))
     assert (share.state, share.why) == (
         "off",
-        "50% of no card: give the size of one, such as --vram-limit 8G",
+        "50% of no GPU: give the size of one, such as --vram-limit 8G",
     )
     assert not list(devices.vram(target, None))
+
+
+def test_the_demo_without_a_split_has_no_hit_rate(monkeypatch):
+    monkeypatch.setenv("SPAC_DEVICE", "cpu")
+    [finding] = doctor._demo()
+    assert (finding.state, "hit rate" in finding.found) == ("ok", False)
 
 
 def test_whether_the_model_sees(tiny_model, tmp_path, capsys):

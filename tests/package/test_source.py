@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -90,3 +92,16 @@ def test_the_version_is_written_once(monkeypatch):
     assert metadata["version"].count(".") == 2
     for name in ("pyproject.toml", "CMakeLists.txt", "README.md"):
         assert version not in (ROOT / name).read_text()
+
+
+def test_without_a_compiler(tmp_path):
+    """The build names what to install, in place of CMake's variables."""
+    if (cmake := shutil.which("cmake")) is None:
+        pytest.skip("no cmake here")
+    environment = {name: text for name, text in os.environ.items() if name not in ("CC", "CXX")}
+    done = subprocess.run(
+        [cmake, "-G", "Unix Makefiles", "-DCMAKE_MAKE_PROGRAM=/bin/true", "-S", ROOT, "-B", tmp_path / "out"],
+        env={**environment, "PATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "spac needs a C and a C++ compiler" in done.stderr

@@ -174,6 +174,11 @@ def test_the_log(server, client):
     wait_until(lambda: lines("/no"))
     assert re.fullmatch(r"[\d:]+ GET /no%0Aline 404: [\d.]+ s", lines("/no")[0])
     assert not lines("/health")
+    server.ask("GET", "/page/page.css")
+    server.ask("GET", "/page/events", key="wrong")
+    wait_until(lambda: lines("/page/events 401"))
+    assert not lines("/page/page.css")
+    assert "the demo pair knows Python code alone" in server.err
 
 
 def test_many_clients_at_once(server, alone):

@@ -60,7 +60,7 @@ def make_parser() -> Parser:
         f"(default: {' '.join(SCHEDULERS)})",
     )  # fmt: skip
     compared.add_argument(
-        "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=parsed(Slots.parse),
+        "--slots", dest="slot_numbers", nargs="+", metavar="N|SHARE|auto", type=parsed(Slots.parse, "slots"),
         help=f"experts in slots on the GPU: {Slots.ACCEPTED} (default: {Slots()})".replace("%", "%%"),
     )  # fmt: skip
     compared.add_argument(
@@ -84,7 +84,7 @@ def make_parser() -> Parser:
                       help="rounds through all settings (default: %(default)s)")  # fmt: skip
     own = [item.name for item in fields(EngineConfig) if item.name not in _VARIED]
     add_engine(parser, own)
-    add_sampling(parser, "as for spac run, but greedy by default")
+    add_sampling(parser, **_REPRODUCIBLE)
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write all figures and texts as JSON; - is stdout, "
                         "and the table goes to stderr")  # fmt: skip

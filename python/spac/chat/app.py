@@ -99,9 +99,7 @@ class App:
         if options.system is not None:
             conversation.system = as_text(options.system, "--system")
         chat_options = read_chat_options(options)
-        target, draft, demo = models(options)
-        if demo:
-            self._talk.note("the demo pair knows Python code alone: `spac setup` finds a model for you")
+        target, draft, demo = models(options, self._talk)
         config = read_config(options, target, draft, **(dict(demo.SAMPLING) if demo else {}))
         from spac.chat.dialogue import Dialogue  # imported late: these modules load the library
         from spac.engine import Engine

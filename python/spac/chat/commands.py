@@ -215,9 +215,7 @@ COMMANDS = {
     "set": Command("NAME VALUE", "a sampling option, such as temp 0.7, from the next answer on", _set),
     "model": Command("[NAME]", "which model answers and how it runs; another one needs a new chat", _model),
     "system": Command("[TEXT]", "another system prompt, from the next answer on", _system),
-    "reasoning": Command(
-        "[on|off]", "whether the model may reason first, from the next answer on", _reasoning
-    ),
+    "reasoning": Command("[on|off]", "whether it may reason first, from the next answer on", _reasoning),
     "exit": Command("", "leave", _exit),
 }
 """The commands by name, in the order of /help."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Collection
 from dataclasses import Field
 from pathlib import Path
@@ -95,9 +96,13 @@ def add_engine(parser: argparse.ArgumentParser, only: Collection[str] | None = N
         add_hub(parser)
 
 
-def add_sampling(parser: argparse.ArgumentParser, about: str | None = None) -> None:
-    """Add the sampling's options, under their heading."""
-    _add(parser, "sampling", SamplingConfig, None, about)
+def add_sampling(parser: argparse.ArgumentParser, **defaults: float) -> None:
+    """Add the sampling's options, under their heading. `defaults` are the program's own, for the help."""
+    _add(parser, "sampling", SamplingConfig, None)
+    for action in parser._actions:
+        if action.dest in defaults and action.help:
+            own = f"(default: {defaults[action.dest]:g})"
+            action.help = re.sub(r"\(default: [^)]*\)", own, action.help)
 
 
 def _add(
@@ -105,9 +110,8 @@ def _add(
     own: str,
     config: type[EngineConfig] | type[SamplingConfig],
     only: Collection[str] | None,
-    about: str | None = None,
 ) -> None:
-    groups = {"": parser.add_argument_group(own, about)}
+    groups = {"": parser.add_argument_group(own)}
     for item in _all(config):
         name = _group(item)
         if _is_wanted(item, only) and name not in groups:

@@ -23,8 +23,8 @@ from spac.model import known
 
 FIRST = (
     "target", "hf_repo", "draft", "prompt", "file", "image", "max_tokens", "system", "host", "port",
-    "api_key", "slots", "vram_limit", "device", "threads", "ctx", "parallel", "scheduler", "temp", "seed",
-    "stats",
+    "api_key", "slots", "vram_limit", "device", "threads", "ctx", "parallel", "scheduler", "schedulers",
+    "slot_numbers", "draft_lengths", "submit", "temp", "seed", "stats",
 )  # fmt: skip
 """The options that matter most, by their names in the namespace. A long help begins with them."""
 TWO_SCREENS = 80
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         With `like_llama_cpp`, llama.cpp's options that spac does not have are understood, or refused with a
         remedy. They are many, so the usage does not list them.
         """
-        usage = "%(prog)s [OPTIONS]" if like_llama_cpp else None
+        usage = "%(prog)s [MODEL] [OPTIONS]" if like_llama_cpp else None
         super().__init__(
             prog=prog, description=description, usage=usage, allow_abbrev=False, add_help=False,
             formatter_class=_Formatter,

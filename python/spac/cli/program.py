@@ -204,12 +204,12 @@ def as_text(data: bytes | str, name: str) -> str:
         raise InputError(f"{name}: byte {at} is not UTF-8: convert the text (iconv -t UTF-8)") from None
 
 
-def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
+def models(options: argparse.Namespace, talk: Talk | None = None) -> tuple[Path, Path | None, Any]:
     """Return target, draft, and the demo's module if its pair is used.
 
     Models that are given by name are downloaded first. Without a GPU, the demo pair runs on the simulated
-    device by default. Raise InputError for a draft without a target, and if neither a target nor a demo pair
-    is there.
+    device by default; `talk` says what it is. Raise InputError for a draft without a target, and if neither a
+    target nor a demo pair is there.
     """
     if (target := target_of(options)) is not None:
         return target, draft_of(options), None
@@ -222,6 +222,8 @@ def models(options: argparse.Namespace) -> tuple[Path, Path | None, Any]:
         raise InputError("this installation has no demo pair: name a model with --target FILE") from None
     from spac.model.devices import choose_device
 
+    if talk is not None:
+        talk.note("the demo pair knows Python code alone: `spac setup` finds a model for you")
     if choose_device("auto") is None and not env.DEVICE.get():
         os.environ[env.DEVICE.name] = "simulated"  # the demo is small, and shows the split
     options.keeps_split = "the demo pair shows the split"  # on a GPU too
@@ -272,9 +274,8 @@ class Talk:
                 with self._lock:
                     reading = engine.reading.now()
                     if reading is not None and reading.done < reading.total:
-                        self.show(
-                            f"reading the prompt: {reading.done} of {reading.total} tokens{reading.left}"
-                        )
+                        done = f"{reading.done} of {reading.total} tokens{reading.left}"
+                        self.show(f"reading the prompt: {done}")
                 time.sleep(READING_S)
 
         def read(done: int, total: int) -> None:

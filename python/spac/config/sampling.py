@@ -40,7 +40,7 @@ class SamplingConfig(Checked):
     """
 
     seed: int | None = option(
-        None, "seed of the sampler; without it, or with -1, a random one, which is reported", "--seed", "-s",
+        None, "seed of the sampler; -1 is a random one, which is reported (default: -1)", "--seed", "-s",
         range=Range(-1, 2**32 - 2),
     )  # fmt: skip
     temp: float = option(0.8, "temperature; 0 is greedy", "--temp", "--temperature", range=Range(0, 100))

@@ -31,7 +31,7 @@ class Slots:
 
     def __post_init__(self) -> None:
         if self.share is not None and not 0 <= self.share <= 1:
-            raise InputError(f"slots: the share {self.share:g} is not within 0 to 1")
+            raise InputError(f"slots: the share {self.share * 100:g}% is not within 0% to 100%")
         if self.count is not None and self.count < 0:
             raise InputError(f"slots: the count {self.count} is negative")
 
@@ -120,7 +120,7 @@ class VramLimit:
         if self.n_bytes is not None and self.n_bytes <= 0:
             raise InputError(f"vram_limit: {self.n_bytes} bytes are no memory")
         if self.share is not None and not 0 < self.share <= 1:
-            raise InputError(f"vram_limit: the share {self.share:g} is not above 0 and up to 1")
+            raise InputError(f"vram_limit: the share {self.share * 100:g}% is not above 0% and up to 100%")
 
     def of(self, total: int) -> int:
         """Return the limit in bytes for a device of `total` bytes."""

@@ -85,9 +85,8 @@ def _demo() -> Iterator[Finding]:
         return
     speed = f"{stats.tokens_per_second:.0f} tokens/s" if stats.tokens_per_second else "no speed"
     state: State = "ok" if text and stats.generated_tokens else "fault"
-    found = (
-        f"{stats.generated_tokens} tokens at {speed} on {stats.device}, hit rate {stats.hit_rate or 0:.0%}"
-    )
+    hits = f", hit rate {stats.hit_rate:.0%}" if stats.hit_rate is not None else ""
+    found = f"{stats.generated_tokens} tokens at {speed} on {stats.device}{hits}"
     yield Finding("demo", state, found, "" if state == "ok" else "it generates nothing")
 
 
@@ -96,12 +95,8 @@ def _expert_memory(way: str, shares_host_memory: bool) -> tuple[State, str, str]
         return "ok", way, ""
     if way == "paged":
         return "off", way, "memory does not hold all experts: those that are not there are read from the file"
-    return (
-        "off",
-        way,
-        "the mapping of the model is not pinned, or in part: uploads are slower (the driver, SPAC_FORM, "
-        "SPAC_PIN_LIMIT)",
-    )
+    why = "the model's mapping is not pinned, or in part: uploads are slower (SPAC_FORM, SPAC_PIN_LIMIT)"
+    return "off", way, why
 
 
 def make_parser() -> Parser:

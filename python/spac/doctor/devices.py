@@ -14,6 +14,8 @@ from spac.doctor.trial import Finding
 from spac.machine import nvidia
 from spac.machine.device_memory import DESKTOP, size
 
+NO_CUDA_BUILD = "built without CUDA: install the toolkit, and spac anew with -DSPAC_CUDA=on in CMAKE_ARGS"
+NO_DRIVER = "install the driver of the NVIDIA GPU, if there is one: libcuda.so.1 cannot be loaded"
 NO_VULKAN_DEVICE = (
     "no driver offers a Vulkan GPU; a software device counts only if GGML_VK_VISIBLE_DEVICES names it"
 )
@@ -37,10 +39,10 @@ def gpu() -> Iterator[Finding]:
     from spac.model.devices import kernels_on, without_kernels
 
     built = hasattr(ctypes.CDLL(str(_library.library_path())), "ggml_backend_cuda_reg")
-    why = "" if built else "built without CUDA: install the toolkit and spac anew, with -DSPAC_CUDA=on"
+    why = "" if built else NO_CUDA_BUILD
     yield Finding("cuda-build", "ok" if built else "off", "yes" if built else "no", why)
     driver = _driver()
-    why = "" if driver else "no NVIDIA driver: its library libcuda.so.1 cannot be loaded"
+    why = "" if driver else NO_DRIVER
     yield Finding("driver", "ok" if driver else "off", driver or "none", why)
     devices = [device for device in _core.devices() if not device.shares_host_cores]
     if with_vulkan():
@@ -75,9 +77,7 @@ def _why_no_gpu(built: bool, driver: str) -> str:
     if why := nvidia.too_old(_core.cuda_version):
         return why
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "the driver offers no device" + (
-        f": CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
-    )
+    return f"the driver offers no device{'' if visible is None else f': CUDA_VISIBLE_DEVICES is {visible!r}'}"
 
 
 def _driver() -> str:
@@ -113,13 +113,13 @@ def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = Non
     room = device_room(limit)
     if room is None:
         if limit is not None:
-            why = f"{limit.share or 0:.0%} of no card: give the size of one, such as --vram-limit 8G"
+            why = f"{limit.share or 0:.0%} of no GPU: give the size of one, such as --vram-limit 8G"
             yield Finding("vram", "off", "none", why)
         return
     simulated = room.device is not None and room.device.shares_host_memory
     if simulated and target is None and limit is None:
         return
-    of = f" of the {size(room.allowed)} that --vram-limit allows" if limit is not None else ""
+    of = f" of the {size(room.allowed)} that --vram-limit allows" if limit and room.devices else ""
     yield Finding("vram", "ok", f"{room.names}: room for {size(room.free)}{of}, a margin left free")
     if target is None:
         return
@@ -129,10 +129,10 @@ def vram(target: Path | None, limit: VramLimit | None, mmproj: Path | None = Non
     experts = f"{dense} beside the experts, {size(info.expert_bytes)} of experts"
     found = f"{target.name}: {experts if info.is_moe else dense}"
     if room.free < fitting.dense_bytes:
-        why = f"{dense} must be on the device, and there is room for {size(room.free)}"
+        why = f"{dense} must be on {room.names}, and there is room for {size(room.free)}"
         yield Finding("fit", "off", found, why)
     else:
-        of_them = f", {fitting.share:.0%} of them fit as far as contexts leave room" if info.is_moe else ""
+        of_them = f", {fitting.share:.0%} fit on {room.names}, contexts not counted" if info.is_moe else ""
         if all_fit(EngineConfig(target, vram_limit=limit, mmproj=mmproj), info, None, room.devices):
             of_them = ", all of them fit: llama.cpp computes the model there, without the split"
         yield Finding("fit", "ok", found + of_them)

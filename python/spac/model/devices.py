@@ -10,7 +10,7 @@ from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.errors import InputError
 from spac.machine import nvidia
-from spac.machine.device_memory import margin, simulated_index, spare
+from spac.machine.device_memory import margin, simulated_index, size, spare
 from spac.model.gguf.info import ModelInfo
 from spac.model.known import KnownModel
 
@@ -239,8 +239,8 @@ class DeviceRoom:
 
     @property
     def names(self) -> str:
-        """The devices' names; "a GPU" for one that a limit alone describes."""
-        return " and ".join(device.name for device in self.devices) or "a GPU"
+        """The devices' names; "a GPU of 8.0 GiB" for one that a limit alone describes."""
+        return " and ".join(device.name for device in self.devices) or f"a GPU of {size(self.allowed)}"
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,9 @@ def room_on(device: _core.DeviceInfo, limit: VramLimit | None = None) -> tuple[i
 
     A limit that the device has already holds too.
     """
-    size = device.memory.size
-    allowed = size if limit is None else min(size, limit.of(device.memory.total))
-    return allowed, max(0, min(device.memory.free, allowed) - spare(device, allowed))
+    memory = device.memory
+    allowed = memory.size if limit is None else min(memory.size, limit.of(memory.total))
+    return allowed, max(0, min(memory.free, allowed) - spare(device, allowed))
 
 
 def fit(info: ModelInfo | KnownModel, room: DeviceRoom, more_bytes: int = 0) -> Fit:

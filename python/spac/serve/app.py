@@ -190,7 +190,7 @@ def ready(
     from spac.serve.request_queue import RequestQueue
     from spac.serve.state import ServerState
 
-    target, draft, demo = models(options)
+    target, draft, demo = models(options, talk)
     config, chat = read_config(options, target, draft), read_chat_options(options)
     names = _names(options.alias) or ("demo" if demo else target.name,)
     if talk.progress is not None:  # stderr is a terminal, without --quiet

@@ -213,7 +213,7 @@ class Front:
         self._state.metrics.requests.labels(path if known else "other", str(status)).inc()
         if known:
             self._state.metrics.seconds.observe(seconds)
-        if path not in POLLED:
+        if path not in POLLED and not (path.startswith("/page/") and status < 400):
             now = time.strftime("%H:%M:%S")
             self._state.log(f"{now} {scope['method']} {quote(scope['path'])} {status}: {seconds:.2f} s")
 

@@ -421,7 +421,10 @@ for (const width of [700, 1100]) matchMedia(`(min-width: ${width}px)`).addEventL
 show(chats()[0] || fresh());
 arrange();
 if (innerWidth >= 700) $("prompt").focus(); // on a phone, the keyboard would cover the page
-call("v1/models").then((response) => response.json()).then(({ data }) => { $("model").textContent = data[0].id; }, (error) => fault(error.message));
+call("v1/models").then((response) => response.json()).then(({ data }) => {
+  $("model").textContent = data[0].id;
+  if (data[0].id === "demo") document.querySelector(".hello")?.append(" The demo pair knows Python code alone.");
+}, (error) => fault(error.message));
 call("props").then((response) => response.json()).then((props) => {
   attachments.allow(props.modalities.vision);
   context = props.default_generation_settings.n_ctx;
