@@ -24,16 +24,16 @@ namespace {
 
 constexpr double most_seconds = 4; // of this thread's processor time
 constexpr size_t most_source  = 100'000;
-constexpr size_t most_bytes   = 64'000'000;    // of one text or list
-constexpr size_t most_copied  = 1'000'000'000; // of all texts together
-constexpr size_t most_moved   = 20'000'000'000;
+constexpr size_t most_bytes   = 64'000'000;      // of one text or list
+constexpr size_t most_copied  = 1'000'000'000;   // of all texts together
+constexpr size_t most_moved   = 100'000'000'000; // by one call that takes a text apart
 constexpr size_t value_bytes = 300, part_bytes = sizeof(jinja::string_part);
 constexpr size_t most_stack = 32 << 20; // of schema_stack; the rest is for reading, and for values in values
 constexpr int    look_every = 64;       // steps between two looks at the clock
 
 struct Work {
     double      until    = 0; // 0: no limits
-    size_t      stack    = 0; // bytes that were left at the beginning
+    size_t      stack    = 0; // bytes that have to be left
     size_t      n_copied = 0;
     int         n_steps  = 0;
     std::string fault;
@@ -68,7 +68,7 @@ void count_step() {
     if (work.until == 0) {
         return;
     }
-    if (stack_bytes_left() + most_stack < work.stack) {
+    if (stack_bytes_left() < work.stack) {
         refuse("it calls itself too often");
     }
     if (++work.n_steps % look_every == 0 && now() > work.until) {
@@ -161,12 +161,14 @@ void check_call(const std::string & name, const jinja::func_args & args) {
         }
     } else if (name == "replace" || name == "split" || name == "rsplit") {
         const auto   from  = text(0);
-        const size_t n     = n_found(from, text(1, " "));
-        const size_t moved = times(n, from.size());
-        if (moved > most_moved) {
+        const bool   makes = name == "replace"; // else it makes a list, of so many parts at most
+        const auto   limit = number(2, -1);
+        const size_t most  = makes || limit < 0 ? from.size() + 1 : static_cast<size_t>(limit);
+        const size_t n     = std::min(n_found(from, text(1, " ")), most);
+        if (times(n, makes && text(1).size() == text(2).size() ? 0 : from.size()) > most_moved) {
             refuse("it takes texts apart for too long");
         }
-        count_copied(from.size() + (name == "replace" ? times(n, text(2).size()) : times(n, value_bytes)));
+        count_copied(from.size() + times(n, makes ? text(2).size() : value_bytes));
     } else if (name == "join" && given(0) != nullptr) {
         const size_t n       = given(0)->val_arr.size();
         size_t       n_bytes = times(n, given(1) != nullptr ? given(1)->val_str.length() : 0);
@@ -199,7 +201,7 @@ void check_call(const std::string & name, const jinja::func_args & args) {
 } // namespace
 
 void within_template_limits(const std::function<void()> & call) {
-    const bool has_run = on_stack(schema_stack, [&] {
+    const auto limited = [&] {
         if (work.until != 0) { // inside another call
             call();
             return;
@@ -209,7 +211,7 @@ void within_template_limits(const std::function<void()> & call) {
         } const end;
         work       = {};
         work.until = now() + most_seconds;
-        work.stack = stack_bytes_left();
+        work.stack = stack_bytes_left() - std::min(stack_bytes_left() / 2, most_stack);
         try {
             call();
         } catch (const std::exception &) {
@@ -220,9 +222,9 @@ void within_template_limits(const std::function<void()> & call) {
         if (!work.fault.empty()) {
             throw InputError(work.fault);
         }
-    });
-    if (!has_run) {
-        throw InputError("there is no memory for a stack");
+    };
+    if (!on_stack(schema_stack, limited)) { // the host gives no address space for it
+        limited();
     }
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from spac.config import EngineConfig
@@ -14,7 +16,6 @@ from tests.cli.conftest import ONE_THREAD, environment
 USER = {"role": "user", "content": "hello"}
 GROWS = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = "
 NESTED = "{% for a in r %}" * 8 + "x" + "{% endfor %}" * 8
-DEEP = "calls itself too often|does not end in 4 s"
 HOSTILE = {
     "calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "calls itself too often"),
     "two call each other": (
@@ -52,14 +53,6 @@ HOSTILE = {
         "does not end in 4 s",
     ),
     "too long": ("{# " + "x" * 200_000 + " #}{{ messages[0].content }}", "100000 are the most"),
-    "brackets": ("{{ " + "(" * 45_000 + "1" + ")" * 45_000 + " }}", "renders|Expected|calls|cannot"),
-    "lists": ("{{ " + "[" * 20_000 + "]" * 20_000 + " }}", DEEP),
-    "signs": ("{{ " + "not " * 20_000 + "1 }}", DEEP),
-    "a chain": ("{{ 'a'" + "~'a'" * 20_000 + " }}", DEEP),
-    "conditions": (
-        "{% if 1 %}" * 4_000 + "{{ messages[0].content }}" + "{% endif %}" * 4_000,
-        DEEP,
-    ),
 }
 
 
@@ -72,18 +65,37 @@ def target(tiny_model):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_it_is_refused_with_its_fault(target, name):
     source, fault = HOSTILE[name]
-    if name == "brackets":  # they make no tree, and so no harm
-        source = "{{ messages[0].content }}" + source
-        assert ChatFormat(target, source).prompt([USER]).text
-        return
     with pytest.raises(InputError, match=f"^the chat template cannot be used: .*({fault})") as refused:
         ChatFormat(target, source)
     assert "\n" not in str(refused.value)
 
 
+EXPRESSIONS = {
+    "brackets": "(" * 45_000 + "1" + ")" * 45_000,
+    "lists": "[" * 45_000 + "]" * 45_000,
+    "signs": "not " * 24_000 + "1",
+    "a chain": "'a'" + "~'a'" * 24_000,
+    "choices": "1 if 0 else " * 8_000 + "1",
+    "filters": "'a'" + "|trim" * 19_000,
+}
+
+
+@pytest.mark.parametrize("deep", EXPRESSIONS.values(), ids=EXPRESSIONS)
+def test_the_deepest_expressions_that_a_template_can_have(target, deep):
+    with suppress(InputError):
+        assert ChatFormat(target, "{{ messages[0].content }}{{ " + deep + " }}").prompt([USER]).text
+
+
+def test_the_deepest_conditions_that_a_template_can_have(target):
+    for begin, end in (("{% if 1 %}", "{% endif %}"), ("{% if 0 %}{% else %}", "{% endif %}")):
+        n = 95_000 // len(begin + end)
+        with suppress(InputError):
+            assert ChatFormat(target, begin * n + "{{ messages[0].content }}" + end * n).prompt([USER]).text
+
+
 def test_a_part_that_does_not_run_is_freed(target):
     """The tree of a template is as deep as its text."""
-    for deep in ("[" * 40_000 + "]" * 40_000, "'a'" + "~'a'" * 20_000, "not " * 20_000 + "1"):
+    for deep in EXPRESSIONS.values():
         source = "{{ messages[0].content }}{% if false %}{{ " + deep + " }}{% endif %}"
         chat = ChatFormat(target, source)
         assert chat.prompt([USER]).text == "hello"
