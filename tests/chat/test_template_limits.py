@@ -24,7 +24,6 @@ HOSTILE = {
     ),
     "a long range": ("{% for i in range(1000000000) %}{{ i }}{% endfor %}", "more than 64 MB"),
     "the longest range": ("{{ range(-9223372036854775807, 9223372036854775807) | length }}", "than 64 MB"),
-    "loops in loops": ("{% set r = range(1000) %}" + NESTED, "does not end in 4 s|more than 1 GB"),
     "empty loops": ("{% set r = range(1000) %}" + NESTED.replace("x", ""), "does not end in 4 s"),
     "a text that doubles": (
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
@@ -74,7 +73,7 @@ EXPRESSIONS = {
     "brackets": "(" * 45_000 + "1" + ")" * 45_000,
     "lists": "[" * 45_000 + "]" * 45_000,
     "signs": "not " * 24_000 + "1",
-    "a chain": "'a'" + "~'a'" * 24_000,
+    "a chain": "'a'" + "~'a'" * 10_000,
     "choices": "1 if 0 else " * 8_000 + "1",
     "filters": "'a'" + "|trim" * 19_000,
 }
