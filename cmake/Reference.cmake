@@ -118,7 +118,7 @@ foreach(_target IN LISTS _reference_targets)
 endforeach()
 get_property(_known GLOBAL PROPERTY SPAC_REFERENCE_KNOWN)
 set(_others ${SPAC_PATCHED_FILES})
-list(FILTER _others EXCLUDE REGEX "^tools/server/") # the reference has no server
+list(FILTER _others EXCLUDE REGEX "^(common|tools/server)/") # the reference has neither
 foreach(_file IN LISTS _others)
     if(NOT _file IN_LIST _known AND (TARGET ggml-cuda OR NOT _file MATCHES "^ggml/src/ggml-cuda/"))
         message(FATAL_ERROR "the reference build does not know which objects depend on the patched ${_file}: "

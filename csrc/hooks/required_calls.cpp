@@ -5,6 +5,7 @@
 // (csrc/CMakeLists.txt).
 #include "chat.h"
 #include "hooks/told_tools.h"
+#include "session/template_work.h"
 
 #include <algorithm>
 #include <exception>
@@ -36,16 +37,20 @@ std::string with_one_call(std::string grammar) {
 
 } // namespace
 
-extern "C" {
-common_chat_params __real__Z27common_chat_templates_applyPK21common_chat_templatesRK28common_chat_templates_inputs(
-    const common_chat_templates * templates, const common_chat_templates_inputs & inputs);
+#define SPAC_APPLY(prefix)                                                                                             \
+    prefix##_Z27common_chat_templates_applyPK21common_chat_templatesRK28common_chat_templates_inputs
 
-common_chat_params __wrap__Z27common_chat_templates_applyPK21common_chat_templatesRK28common_chat_templates_inputs(
-    const common_chat_templates * templates, const common_chat_templates_inputs & inputs) {
-    const auto apply = [&](const common_chat_templates_inputs & of) {
-        return __real__Z27common_chat_templates_applyPK21common_chat_templatesRK28common_chat_templates_inputs(
-            templates, of);
-    };
+extern "C" {
+common_chat_params SPAC_APPLY(__real_)(const common_chat_templates *        templates,
+                                       const common_chat_templates_inputs & inputs);
+common_chat_params SPAC_APPLY(__wrap_)(const common_chat_templates *        templates,
+                                       const common_chat_templates_inputs & inputs);
+}
+
+namespace {
+
+common_chat_params applied(const common_chat_templates * templates, const common_chat_templates_inputs & inputs) {
+    const auto apply = [&](const common_chat_templates_inputs & of) { return SPAC_APPLY(__real_)(templates, of); };
     if (inputs.tools.empty() || inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_NONE || inputs.force_pure_content) {
         return apply(inputs);
     }
@@ -72,4 +77,12 @@ common_chat_params __wrap__Z27common_chat_templates_applyPK21common_chat_templat
     }
     return chat;
 }
+
+} // namespace
+
+common_chat_params SPAC_APPLY(__wrap_)(const common_chat_templates *        templates,
+                                       const common_chat_templates_inputs & inputs) {
+    common_chat_params chat;
+    spac::within_template_limits([&] { chat = applied(templates, inputs); });
+    return chat;
 }

@@ -41,8 +41,9 @@ bool start(pthread_t & thread, const pthread_attr_t & attributes, Work & work) {
     return started;
 }
 
-// Returns how many bytes of this thread's stack are left.
-size_t left() {
+} // namespace
+
+size_t stack_bytes_left() {
     thread_local const char * const end = [] {
         pthread_attr_t attributes;
         void *         address = nullptr;
@@ -57,10 +58,8 @@ size_t left() {
     return end != nullptr && here > end ? static_cast<size_t>(here - end) : 0;
 }
 
-} // namespace
-
 bool on_stack(size_t bytes, const std::function<void()> & call) {
-    if (left() >= bytes) {
+    if (stack_bytes_left() >= bytes) {
         call();
         return true;
     }

@@ -5,6 +5,7 @@
 #include "llama.h"
 #include "session/big_stack.h"
 #include "session/session.h"
+#include "session/template_work.h"
 
 #include <algorithm>
 
@@ -257,10 +258,13 @@ ChatTemplates::ChatTemplates(const void * model, const std::string & source) {
         loaded->vocab     = llama_model_get_vocab(loaded_model);
         loaded->templates = common_chat_templates_init(loaded_model, source);
         loaded_           = std::move(loaded);
+    } catch (const InputError &) {
+        throw;
     } catch (const std::exception & error) {
         // Parses the template again, because common's exception has lost the parser's message.
         try {
-            common_chat_template(source.empty() ? own_source(loaded_model) : source, "", "");
+            const auto text = source.empty() ? own_source(loaded_model) : source;
+            within_template_limits([&] { common_chat_template(text, "", ""); });
         } catch (const std::exception & fault) {
             refuse(fault);
         }

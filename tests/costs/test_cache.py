@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,13 +39,21 @@ def test_what_was_stored_is_loaded_for_the_same_key_only():
         assert cache.load(dataclasses.replace(KEY, **{field.name: other})) is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"key": {}}', "\udcff"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"key": {}}', "\udcff", "[" * 200_000])
 def test_a_damaged_file_is_no_file(content):
     cache.store(KEY, costs())
     KEY.path.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert cache.load(KEY) is None
     cache.store(KEY, costs())
     assert cache.load(KEY) == costs()
+
+
+def test_a_pipe_in_the_cache_holds_nobody_up(folder):
+    folder.mkdir(parents=True)
+    os.mkfifo(KEY.path)
+    assert cache.load(KEY) is None
+    with pytest.raises(InputError, match="cannot be written"):
+        cache.store(KEY, costs())
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(folder):

@@ -123,8 +123,9 @@ def test_arrows_go_down():
     assert not up, "\n".join(up)
 
 
-DECLARED = {"spac.errors", "spac.machine.device_memory", "spac.scheduler.choice"}
-"""Modules that a configuration may import: errors, texts of sizes, and the declared options of schedulers."""
+DECLARED = {"spac.errors", "spac.machine.device_memory", "spac.machine.files", "spac.scheduler.choice"}
+"""Modules that a configuration may import: errors, texts of sizes, files, and the declared options of
+schedulers."""
 
 
 def test_a_configuration_needs_no_engine():

@@ -268,7 +268,7 @@ def test_a_file_that_breaks_off(recorded, share):
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        ("hello", "bad.npz: cannot be read"),
+        ("hello", "bad.npz is not a recording, or is damaged"),
         ("[1, 2]", "bad.npz is not a recording"),
         ('{"schema": 1, "tokens_per_second": 3}', "bad.npz is not a recording"),
         ('{"format": "spac-recording", "schema": 99}', "bad.npz is a recording of schema 99"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import signal
 import socket
 import struct
@@ -41,6 +42,18 @@ def test_a_client_too_many(start_server):
         server.wait_for("was refused: .* is served, and there is one client at a time")
     with Engine(of(server.address)) as engine:
         assert text(engine, 2)
+
+
+def test_a_client_that_does_not_greet_makes_room(start_server, monkeypatch):
+    monkeypatch.setenv("SPAC_RPC_TIMEOUT", "1")
+    server = start_server()
+    for begun in (b"", struct.pack("<BQ", HELLO, 24)):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as silent:
+            silent.sendall(begun)
+            with suppress(ConnectionResetError):  # what it has sent is not read
+                assert silent.recv(1) == b""
+    with connect(server) as client:
+        assert not select.select([client], [], [], 1.5)[0]  # after its greeting, a client may take its time
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -58,6 +59,7 @@ class Server:
             self.kill()
             pytest.fail(f"no server: {self.err}")
         self.address = self.url.split("/")[2]
+        socket.create_connection(("127.0.0.1", int(self.address.split(":")[1]))).close()  # it listens already
         wait_until(self.answers)
 
     @property

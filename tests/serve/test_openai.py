@@ -214,6 +214,29 @@ def test_a_full_queue(server, client, alone):
         assert results == [alone[PROMPTS[0]]]
 
 
+def test_tokens_are_counted_while_an_answer_is_made(server):
+    long = Long(server)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    status, answer = server.ask("POST", "/v1/messages/count_tokens", body)
+    assert (status, json.loads(answer)["input_tokens"] > 0) == (200, True)
+    assert server.metric("spac_running") == 1
+    long.leave()
+
+
+@pytest.mark.parametrize("character", ["\u20ac", "\U0001f600", "\xe9"])
+def test_half_characters_count_and_do_not_hold_up_a_stream(server, client, character):
+    """A bias lets the model say one byte of a character again and again."""
+    tokens = json.loads(server.ask("POST", "/tokenize", {"content": character})[1])["tokens"]
+    for token in {tokens[0], tokens[-1]}:
+        asked = {**GREEDY, "max_tokens": 200, "logit_bias": {str(token): 100}, "prompt": "x"}
+        done = client.completions.create(**asked)
+        assert done.usage.completion_tokens == 200
+        assert done.choices[0].finish_reason == "length"
+        chunks = list(client.completions.create(**asked, stream=True))
+        assert "".join(each.choices[0].text for each in chunks if each.choices) == done.choices[0].text
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
 def test_a_client_that_leaves_its_stream(server):
     before = server.metric("spac_tokens_total", kind="generated")
     left = server.metric("spac_requests_total", status="499")

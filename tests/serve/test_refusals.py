@@ -44,7 +44,7 @@ ODD = [
     (COMPLETIONS, {"n": 0}),
     (COMPLETIONS, {"n": "two"}),
     (CHATS, {"n": 129}),
-    (COMPLETIONS, {"best_of": 2}),
+    *((COMPLETIONS, {"best_of": value}) for value in (2, float("inf"), [2], {"a": 1}, "2")),
     (COMPLETIONS, {"logprobs": 21}),
     (COMPLETIONS, {"logprobs": -1}),
     (COMPLETIONS, {"logprobs": True}),

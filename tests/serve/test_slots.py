@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,10 @@ def complete(server: Server, prompt: str) -> tuple[str, int]:
     body = {"prompt": prompt, "max_tokens": 8}
     made = json.loads(server.ask("POST", "/v1/completions", body)[1])
     return made["choices"][0]["text"], made["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def ask_for(server: Server, prompt: str) -> tuple[int, bytes]:
+    return server.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 8})
 
 
 def listed(server: Server) -> list[dict[str, Any]]:
@@ -79,3 +85,29 @@ def test_slots_without_a_folder_have_no_files(server: Server) -> None:
     status, answer = ask(server, "save", filename="x.bin")
     assert (status, "--slot-save-path" in answer["error"]["message"]) == (501, True)
     assert [each["id"] for each in listed(server)] == [0]
+
+
+def test_files_that_never_end_and_places_that_no_text_has(saving: tuple[Server, Path]) -> None:
+    server, folder = saving
+    text, _ = complete(server, TEXT)
+    slot = max(listed(server), key=lambda each: each.get("id_task", -1))["id"]
+    status, saved = ask(server, "save", slot, filename="whole.bin")
+    assert status == 200, saved
+    data = (folder / "whole.bin").read_bytes()
+    n_tokens = int(saved["n_saved"])
+    cells = data[12 + 4 * n_tokens :]
+    for token in (n_tokens - 1, n_tokens - 2):
+        at = len(data) - len(cells) + cells.index(struct.pack("<i", token))
+        for position in (2**31 - 1, -1, -(2**31), n_tokens + 5):
+            (folder / "odd.bin").write_bytes(data[:at] + struct.pack("<i", position) + data[at + 4 :])
+            status, answer = ask(server, "restore", slot, filename="odd.bin")
+            assert status == 400, (position, answer)
+            status, answer = ask_for(server, OTHER)
+            assert status == 200, (token, position, answer)
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("/dev/full")
+    for name in ("pipe", "link"):
+        assert ask(server, "restore", slot, filename=name)[0] == 400
+        assert ask(server, "save", slot, filename=name)[0] >= 400
+    assert (folder / "pipe").is_fifo()
+    assert complete(server, TEXT)[0] == text

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.options import number
 from spac.config import COUNT, Range
 from spac.errors import InputError
-from spac.machine.files import unreadable
+from spac.machine.files import read_plain, unreadable
 
 
 def add_chat_options(parser: argparse._ActionsContainer) -> None:
@@ -76,7 +75,7 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
     if options.chat_template_kwargs is not None:
         try:
             variables = json.loads(options.chat_template_kwargs)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"--chat-template-kwargs: not valid JSON: {error}") from None
         if not isinstance(variables, dict):
             raise InputError(
@@ -89,7 +88,7 @@ def read_chat_options(options: argparse.Namespace) -> ChatOptions:
     template = given
     if file is not None:
         try:
-            template = Path(file).read_text(encoding="utf-8")
+            template = read_plain(file).decode()
         except (OSError, ValueError) as error:
             raise unreadable(file, error) from None
     prefill = getattr(options, "prefill_assistant", DEFAULTS.prefill)

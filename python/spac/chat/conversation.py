@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from spac.errors import InputError
-from spac.machine.files import unreadable, write_atomically
+from spac.machine.files import read_plain, unreadable, write_atomically
 
 Message = dict[str, Any]
 """A message of a chat template.
@@ -71,8 +71,8 @@ class Conversation:
         Raise InputError if the file cannot be read, or if it is not a conversation.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found = json.loads(read_plain(path).decode())
+        except (OSError, ValueError, RecursionError) as error:
             raise unreadable(path, error) from None
         if isinstance(found, dict) and found.get("spac_chat", SCHEMA) != SCHEMA:
             raise InputError(f"{path}: a conversation of another version of spac")

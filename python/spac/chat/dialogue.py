@@ -15,7 +15,7 @@ from spac.chat.options import DEFAULTS, ChatOptions
 from spac.cli.program import as_text, read_image
 from spac.engine.generation import as_tokens
 from spac.errors import InputError, one_line
-from spac.machine.files import unreadable
+from spac.machine.files import read_plain, unreadable
 from spac.stats.words import side
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Dialogue:
         """Put a text file in front of the next message. Raise InputError if it cannot be read."""
         file = Path(path).expanduser()
         try:
-            data = file.read_bytes()
+            data = read_plain(file)
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from None
         self._quoted += f"{file.name}:\n```\n{as_text(data, path).strip()}\n```\n\n"

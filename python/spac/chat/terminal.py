@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from spac import env
 from spac.cli.program import leave_stdout
 from spac.errors import InputError
+from spac.machine.files import plain
 
 if TYPE_CHECKING:
     from spac.chat.dialogue import Piece
@@ -148,6 +149,8 @@ def _history(path: Path | None) -> Any:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # only the user may read it
+        with plain(path):
+            pass
     except OSError:
         return InMemoryHistory()
     return FileHistory(str(path))

@@ -10,7 +10,7 @@ from typing import Any
 from spac import env
 from spac.cli.spellings import Gather
 from spac.errors import InputError, one_line
-from spac.machine.files import unreadable
+from spac.machine.files import read_plain, unreadable
 
 ALL, PROGRAMS = "all", ("run", "chat", "serve")
 MODEL = ("target", "hf_repo", "hf_file", "draft", "hf_repo_draft", "mmproj", "lora")
@@ -21,12 +21,12 @@ def read() -> dict[str, dict[str, Any]]:
     """Return the tables of the file; none without a file. Raise InputError if it cannot be read."""
     path = env.config_file()
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_plain(path).decode())
     except (OSError, UnicodeError) as error:
         if isinstance(error, FileNotFoundError) and not env.CONFIG.get():
             return {}
         raise unreadable(path, error) from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {one_line(str(error))}") from None
     for name, table in tables.items():
         if name not in (ALL, *PROGRAMS) or not isinstance(table, dict):

@@ -27,7 +27,7 @@ from spac.cli.options import Parser, draft_of, target_of
 from spac.config.engine import STATE_WORDS
 from spac.config.values import Adapter
 from spac.errors import InputError, OutOfMemoryError, SpacError, one_line
-from spac.machine.files import check_outputs, unreadable, unwritable
+from spac.machine.files import check_outputs, read_plain, unreadable, unwritable
 from spac.machine.terminal import wrapped
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def write_out(data: bytes) -> None:
 def read_prompt(name: str) -> str:
     """Return the text of a file; raise InputError if it cannot be read or is not UTF-8."""
     try:
-        data = Path(name).read_bytes()
+        data = read_plain(name)
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise unreadable(name, error, "the prompt ") from None
     return as_text(data, name)
@@ -190,7 +190,7 @@ def read_prompt(name: str) -> str:
 def read_image(name: str) -> bytes:
     """Return the bytes of an image's file; raise InputError if it cannot be read."""
     try:
-        return Path(name).expanduser().read_bytes()
+        return read_plain(Path(name).expanduser())
     except (OSError, ValueError) as error:
         raise unreadable(name, error, "the image ") from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from spac.config.schema_limits import check_schema
 from spac.errors import InputError, one_line
+from spac.machine.files import read_plain
 
 
 def of_file(path: Path | str) -> str:
@@ -70,7 +71,7 @@ def _check(schema: Any) -> None:
 
 def _read(path: Path | str, what: str) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8", "replace")
+        return read_plain(path).decode("utf-8", "replace")
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path}: the {what} cannot be read: {reason}") from None

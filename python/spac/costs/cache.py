@@ -20,7 +20,7 @@ from spac.costs.model import Costs
 from spac.errors import InputError
 from spac.machine.cpu import cpu_description
 from spac.machine.device_memory import simulated_index
-from spac.machine.files import check_writable, write_atomically
+from spac.machine.files import check_writable, read_plain, write_atomically
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -151,8 +151,8 @@ def newest(target: Path, device: str) -> Costs | None:
     found = sorted((env.cache_folder() / "costs").glob("*.json"), key=lambda path: -path.stat().st_mtime)
     for path in found:
         try:
-            key = Key(**json.loads(path.read_text())["key"])
-        except (OSError, ValueError, KeyError, TypeError):
+            key = Key(**json.loads(read_plain(path))["key"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         same = all(getattr(key, name) == value for name, value in wanted.items())
         if same and key.device.split(",")[0] == device and (costs := load(key)) is not None:
@@ -163,11 +163,11 @@ def newest(target: Path, device: str) -> Costs | None:
 def load(key: Key) -> Costs | None:
     """Return the costs stored for this key, or None if there are none that can be used."""
     try:
-        stored: Any = json.loads(key.path.read_text())
+        stored: Any = json.loads(read_plain(key.path))
         if stored["key"] != asdict(key):
             return None
         return Costs.from_json(json.dumps(stored["costs"]))
-    except (OSError, ValueError, KeyError, TypeError):  # InputError is a ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # InputError is a ValueError
         return None
 
 

@@ -175,7 +175,7 @@ class Costs:
             return cls(**values)
         except InputError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"these are no costs: {type(error).__name__}: {error}") from None
 
 

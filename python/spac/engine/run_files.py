@@ -17,7 +17,14 @@ import numpy as np
 from spac import env
 from spac.costs.cache import fingerprint, make_folder
 from spac.errors import InputError
-from spac.machine.files import check_outputs, check_writable, unreadable, write_atomically
+from spac.machine.files import (
+    check_outputs,
+    check_unpacked,
+    check_writable,
+    read_plain,
+    unreadable,
+    write_atomically,
+)
 from spac.scheduler import Event, SchedulerChoice
 from spac.scheduler.base import Layer, Plan, StateArrays
 from spac.stats.timeline import Timeline
@@ -138,7 +145,7 @@ class WarmState:
         Raise InputError if the file is not a state, is damaged, or has another version of the format.
         """
         try:
-            data = path.read_bytes()
+            data = read_plain(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # A null character in the name raises ValueError.
@@ -176,6 +183,8 @@ def _members(data: bytes) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("one array")
+        assert archive.zip is not None
+        check_unpacked(archive.zip)
         for name in archive.files:
             yield name, archive[name]
 

@@ -1,12 +1,14 @@
-"""Output files: check that they can be written before the work, and write them whole or not at all."""
+"""Files by name: inputs are plain files, outputs are checked early and written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +17,9 @@ from spac.errors import InputError
 
 _STREAM = re.compile(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 """Names of streams that are open already. A regular file behind such a name is not replaced."""
+
+MOST_READ = 1 << 30
+"""The most bytes of a file that is read whole."""
 
 
 def check_outputs(
@@ -86,15 +91,17 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
     Until then, `path` has its old content. An existing file keeps its permission bits. A new one gets `mode`,
     or what the umask allows. A link stays, and the file that it points to is replaced. A pipe, a device or a
-    stream such as /dev/stdout is written to directly. Raise InputError, with one line.
+    stream such as /dev/stdout is written to directly. A pipe needs a reader. Raise InputError, with one line.
     """
     try:
         if _is_written_directly(path):
-            with path.open("ab") as file:
+            waits = _STREAM.fullmatch(str(path)) is not None
+            with open(path, "ab", opener=None if waits else _opened_at_once) as file:
+                os.set_blocking(file.fileno(), True)
                 yield file
             return
         path = Path(os.path.realpath(path))
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+        descriptor, name = tempfile.mkstemp(prefix=".spac-", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
@@ -112,6 +119,44 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         if isinstance(error, BrokenPipeError) and _STREAM.fullmatch(str(path)):
             raise  # programs end as at any closed stdout
         raise unwritable(path, error) from None
+
+
+@contextlib.contextmanager
+def plain(path: Path | str) -> Iterator[BinaryIO]:
+    """Yield a plain file that is open for reading, or a stream that is open already, such as /dev/stdin.
+
+    Raise OSError for any other pipe or device, which might keep the reader for ever. Raise ValueError for a
+    name that no file can have.
+    """
+    is_stream = _STREAM.fullmatch(str(path)) is not None
+    with open(path, "rb", opener=None if is_stream else _opened_at_once) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not (is_stream or stat.S_ISREG(mode) or os.path.samefile(path, os.devnull)):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        yield file
+
+
+def read_plain(path: Path | str) -> bytes:
+    """Return the content of a file as `plain` opens it. Raise OSError for more than MOST_READ bytes too."""
+    data = bytearray()
+    with plain(path) as file:
+        while part := file.read(1 << 20):
+            data += part
+            if len(data) > MOST_READ:
+                raise OSError(errno.EFBIG, f"it has more than {MOST_READ >> 20} MB")
+    return bytes(data)
+
+
+def check_unpacked(archive: zipfile.ZipFile) -> None:
+    """Raise ValueError if the members of an archive have more than MOST_READ bytes together."""
+    n_bytes = sum(member.file_size for member in archive.infolist())
+    if n_bytes > MOST_READ:
+        raise ValueError(f"its parts have {n_bytes >> 20} MB, and {MOST_READ >> 20} MB are the most")
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def unwritable(path: Path | str, error: Exception) -> InputError:

@@ -20,6 +20,7 @@ from typing import Any
 
 from spac.errors import InputError
 from spac.machine.device_memory import size
+from spac.machine.files import read_plain
 from spac.model import known
 
 DEFAULTS = ("Q4_K_M", "Q8_0")
@@ -169,8 +170,8 @@ def folder(repo: str) -> Path:
 def snapshot(repo: str) -> Path | None:
     """Return the folder with the files of a repository's main branch; None if nothing is in the cache."""
     try:
-        commit = (folder(repo) / "refs" / "main").read_text().strip()
-    except OSError:
+        commit = read_plain(folder(repo) / "refs" / "main").decode().strip()
+    except (OSError, ValueError):
         return None
     found = folder(repo) / "snapshots" / commit
     return found if commit and found.is_dir() else None

@@ -20,7 +20,7 @@ from typing import Any
 from spac import _core, _library, env
 from spac.errors import InputError
 from spac.machine.cpu import cpu_description
-from spac.machine.files import write_atomically
+from spac.machine.files import read_plain, write_atomically
 from spac.machine.topology import mixes_kinds, read_cpus
 from spac.model.gguf.info import ModelInfo
 
@@ -101,9 +101,9 @@ def kept_times(threads: int) -> dict[str, Times]:
     """Return the usable times that are kept of this machine, this build and this number of threads."""
     path, key = kept_file(threads)
     try:
-        page: Any = json.loads(path.read_text())
+        page: Any = json.loads(read_plain(path))
         stored = dict(page["times"]) if page["key"] == key else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     checked = {kind: _checked(times) for kind, times in stored.items()}
     return {kind: times for kind, times in checked.items() if times is not None}

@@ -7,7 +7,6 @@ import io
 import json
 import sys
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -17,7 +16,7 @@ import numpy as np
 
 from spac.errors import InputError
 from spac.machine.arrays import Float64Array, Int32Array
-from spac.machine.files import unreadable
+from spac.machine.files import check_unpacked, read_plain, unreadable
 from spac.stats.recording import COLUMNS, FORMAT, REPORT, SCHEMA
 
 MATRICES = ("demand", "resident", "arrivals")
@@ -54,11 +53,14 @@ def read(name: str) -> Recording:
     """
     title = "stdin" if name == "-" else name
     try:
-        with zipfile.ZipFile(io.BytesIO(sys.stdin.buffer.read()) if name == "-" else name) as file:
-            content = json.loads(file.read(REPORT))
+        data = sys.stdin.buffer.read() if name == "-" else read_plain(name)
     except (OSError, ValueError) as error:  # a null character in the name raises ValueError
         raise unreadable(title, error) from None
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError):
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            check_unpacked(file)
+            content = json.loads(file.read(REPORT))
+    except Exception:  # the readers of archives raise many kinds of errors
         content = None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(

@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import select
 import signal
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +33,10 @@ from spac.serve.server import address, is_loopback, listen
 if TYPE_CHECKING:
     from spac import _core
 
+GREETING = 24
+"""The bytes of a greeting behind its length."""
+GREETING_S = 10.0
+"""Seconds that a new client has for its greeting; fewer if SPAC_RPC_TIMEOUT is."""
 PATIENCE_S = 1.0
 """Seconds for which a new client waits for the one before to leave."""
 DANGER = "RPC is neither encrypted nor authenticated, and a client can read and crash this process"
@@ -219,6 +226,9 @@ class Program:
 
     def _serve(self, server: _core.RpcServer, fd: int) -> None:
         try:
+            if self._client is not None and not _greets(self._client):
+                os.close(fd)
+                raise InputError("its greeting did not come")
             server.serve(fd)
             self._note(f"{self._peer} left")
         except InputError as error:
@@ -232,6 +242,29 @@ class Program:
             self._idle.set()
             if self._fault is not None:
                 self._wake.send(b"f")
+
+
+def _greets(client: socket.socket) -> bool:
+    """Return True once a client's greeting has come, or anything else of its length; False if it is late.
+
+    ggml's server waits for it without end, and serves nobody else.
+    """
+    given = env.RPC_TIMEOUT.get()
+    until, head = time.monotonic() + min(given or GREETING_S, GREETING_S), struct.calcsize("<BQ")
+    wanted = head
+    while (left := until - time.monotonic()) > 0:
+        if not select.select([client], [], [], left)[0]:
+            return False
+        try:
+            came = client.recv(wanted, socket.MSG_PEEK)
+        except OSError:  # it has left
+            return True
+        if len(came) >= head:
+            wanted = head + min(struct.unpack_from("<Q", came, 1)[0], GREETING)
+        if not came or len(came) >= wanted:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _shut(client: socket.socket) -> None:

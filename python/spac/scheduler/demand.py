@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from spac.errors import InputError
+from spac.errors import InputError, one_line
 from spac.machine.arrays import Int32Array
+from spac.machine.files import check_unpacked, plain
 from spac.scheduler.base import Layer, Scheduler
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class Demand:
     def load(cls, path: Path) -> Demand:
         """Read the demand of a recording. Raise InputError for a file without it."""
         try:
-            with np.load(path) as file:
+            with plain(path) as data, np.load(data) as file:
+                check_unpacked(file.zip)
                 names, rows = file["names"], file["layers"]
                 layers = tuple(
                     Layer(str(name), *map(int, row)) for name, row in zip(names, rows, strict=True)
@@ -122,8 +123,8 @@ class Demand:
                 counts, of_target = file["counts"].astype(np.int32), bool(file["of_target"])
                 verified, accepted = file["verified"], file["accepted"]
                 return cls(layers, counts, verified, accepted, routes, draft_routes, texts, of_target)
-        except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
-            raise InputError(f"{path} is not a recording of demand: {error}") from None
+        except Exception as error:  # the readers of archives raise many kinds of errors
+            raise InputError(f"{path} is not a recording of demand: {one_line(str(error))}") from None
 
 
 class DemandRecorder:

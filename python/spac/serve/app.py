@@ -148,12 +148,12 @@ def serve(options: argparse.Namespace) -> int:
         if not state.has_key and not is_loopback(bound):
             talk.note("anyone who can reach this host can use the model; set --api-key")
         server = make_server(app, state, verbose=options.verbose, drain_s=options.drain_seconds)
+        bound.listen(BACKLOG)  # Whoever reads the address may connect at once.
         talk.note("serving until Ctrl-C; the address goes to stdout")
         if options.page:
             talk.note(f"a page to chat is at http://{address(bound)}")
         gc.collect()
         gc.freeze()  # Collections leave out the program's own objects, which stay to its end.
-        bound.listen(BACKLOG)  # Whoever reads the address may connect at once.
         print(f"http://{address(bound)}/v1", file=out, flush=True)
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_S)

@@ -64,6 +64,8 @@ def _add(writer: GGUFWriter, key: str, value: object) -> None:
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     else:
         raise TypeError(f"{key}: {value!r}")
 

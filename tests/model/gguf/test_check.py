@@ -12,10 +12,10 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from spac.errors import InputError
-from spac.model.gguf.check import check_model
+from spac.model.gguf.check import check_model, check_projector
 from tests.conftest import TinyModel
 from tests.model.gguf.files import entry, offset_of, patched, raw, rewritten, split, tensor_entry, text
-from tools.models import FAMILIES, Shape
+from tools.models import FAMILIES, Shape, write_projector
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +280,40 @@ HEADS: dict[str, tuple[str, dict[str, object], str]] = {
 def test_heads_that_do_not_fit_the_tensors(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     family, changes, expected = HEADS[name]
     assert expected in fault(rewritten(tiny_model(family), tmp_path / "bad.gguf", changes))
+
+
+LARGE = [2**30] * 4
+POSITIONS = [[0, 0, 0, 0], [0, 8, 8, 0], [8, 0, 8, 0], LARGE, [8, 8, 8, 9], [-8, 8, 8, 0]]
+
+
+@pytest.mark.parametrize("parts", [*POSITIONS, 99], ids=str)
+def test_parts_of_a_head_for_positions(parts: object, tiny_model: TinyModel, tmp_path: Path) -> None:
+    good = tiny_model("qwen3vlmoe")
+    path = rewritten(good, tmp_path / "bad.gguf", {".rope.dimension_sections": parts})
+    assert "not parts of a head's 32 numbers" in fault(path)
+
+
+ENCODERS: dict[str, tuple[str, int, str]] = {
+    "no heads": ("clip.vision.attention.head_count", 0, "head_count is 0"),
+    "more heads than numbers": ("clip.vision.attention.head_count", 64, "head_count is 64"),
+    "heads that do not divide": ("clip.vision.attention.head_count", 3, "head_count is 3"),
+    "heads without parts": ("clip.vision.attention.head_count", 16, "2 numbers a head"),
+    "no blocks": ("clip.vision.block_count", 0, "block_count is 0, and there are 2"),
+    "fewer blocks": ("clip.vision.block_count", 1, "block_count is 1, and there are 2"),
+    "merged by another number": ("clip.vision.spatial_merge_size", 4, "spatial_merge_size is 4"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_projector_whose_sizes_do_not_fit(name: str, tmp_path: Path) -> None:
+    key, value, expected = ENCODERS[name]
+    good = write_projector(tmp_path / "good.gguf", "qwen3vl", 64)
+    assert check_projector(good, 64) == "qwen3vl_merger"
+    at = good.read_bytes().index(key.encode()) + len(key) + 4
+    path = patched(good, tmp_path / "bad.gguf", at, struct.pack("<I", value))
+    with pytest.raises(InputError, match=expected) as refused:
+        check_projector(path, 64)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", ["F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"])

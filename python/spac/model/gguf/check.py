@@ -21,7 +21,7 @@ from typing import Any
 from gguf import GGMLQuantizationType as Type
 
 from spac.errors import InputError
-from spac.model.gguf.header import DAMAGED, Header, HeaderError, TensorInfo, read_header
+from spac.model.gguf.header import DAMAGED, Array, Header, HeaderError, TensorInfo, read_header
 from spac.model.gguf.info import EXPERTS, ModelInfo, describe, number
 
 __all__ = ["ModelInfo", "check_model", "check_projector"]
@@ -38,6 +38,7 @@ _LOOKUP_TABLES = re.compile(r"tid2eid")  # maps tokens to experts: the only weig
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # llama.cpp asserts one of these names
 _MAX_GATING = 4  # llama.cpp asserts a number up to this one
 _ENCODER = ("v.blk.", "v.patch", "v.position", "v.pre_ln", "v.post_ln", "a.")  # a projector's other tensors
+_ENCODER_HEADS = re.compile(r"v\.blk\.(\d+)\.(?:attn_q|attn_qkv)\.weight$")
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -76,6 +77,7 @@ def check_projector(path: str | PathLike[str], n_embd: int | None = None) -> str
         if not header.metadata.get("clip.has_vision_encoder"):
             raise HeaderError("this projector reads no images", "give one that does to --mmproj")
         _check_values(header, "clip")
+        _check_encoder(header)
         _check_names([header], list(header.tensors))
         _check_data(header)
         # llama.cpp finds this out too, but does not free the projector then.
@@ -110,6 +112,7 @@ def _check_whole(path: Path, headers: list[Header]) -> ModelInfo:
     _check_sizes(header, info)
     _check_values(header, info.architecture)
     _check_attention(header, info, tensors)
+    _check_positions(header, info)
     _check_experts(info, tensors)
     return info
 
@@ -330,6 +333,46 @@ def _check_attention(header: Header, info: ModelInfo, tensors: list[TensorInfo])
     absorbed = rank > 0 and any(t.name.endswith(".attn_k_b.weight") for t in tensors)
     if absorbed and (n_head_kv, key) != (1, rank + (rope or 0)):
         raise HeaderError(f"{n_head_kv} heads of {key} do not fit kv_lora_rank {rank}")
+
+
+def _check_positions(header: Header, info: ModelInfo) -> None:
+    """Raise HeaderError for parts of a head that no image's positions fit (M-RoPE)."""
+    given = header.metadata.get(f"{info.architecture}.rope.dimension_sections")
+    if given is None:
+        return
+    values = given.values if isinstance(given, Array) else (given,) * 4
+    parts = [value for value in values or () if isinstance(value, int)]
+    length = number(header, f"{info.architecture}.attention.key_length", 0)
+    length = length or info.n_embd // max(1, number(header, f"{info.architecture}.attention.head_count", 1))
+    fits = len(parts) > 1 and min(parts) >= 0 and min(parts[:2]) > 0 and sum(parts) <= length
+    if not fits and (any(parts) or not parts or info.architecture.startswith("qwen")):
+        raise HeaderError(f"rope.dimension_sections is {parts}, not parts of a head's {length} numbers")
+
+
+def _check_encoder(header: Header) -> None:
+    """Raise HeaderError if the sizes of a projector's encoder do not fit each other or its tensors.
+
+    Its graphs trust them. Only encoders with plain attention are checked, and Qwen's for what its graphs fix.
+    """
+    blocks = {name[1] for tensor in header.tensors if (name := _ENCODER_HEADS.match(tensor.name))}
+    if not blocks:
+        return
+    n_embd, n_head, n_block, merged = (
+        number(header, f"clip.vision.{key}", 0)
+        for key in ("embedding_length", "attention.head_count", "block_count", "spatial_merge_size")
+    )
+    if "clip.vision.attention.head_dim" in header.metadata:
+        return
+    if not 0 < n_head <= n_embd or n_embd % n_head:
+        raise HeaderError(f"clip.vision.attention.head_count is {n_head}, with {n_embd} numbers to divide")
+    if not str(header.metadata.get("clip.projector_type", "")).startswith("qwen"):
+        return
+    if n_embd // n_head % 4:
+        raise HeaderError(f"clip.vision.attention.head_count is {n_head}: {n_embd // n_head} numbers a head")
+    if n_block != len(blocks):
+        raise HeaderError(f"clip.vision.block_count is {n_block}, and there are {len(blocks)} blocks")
+    if merged not in (0, 2):
+        raise HeaderError(f"clip.vision.spatial_merge_size is {merged}, not 2")
 
 
 def _check_groups(header: Header, info: ModelInfo) -> None:

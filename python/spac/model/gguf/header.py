@@ -11,11 +11,14 @@ memory. The limits below bound them where a short file could claim much.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
+
+from spac.machine.files import plain
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -106,8 +109,8 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Return the header of a regular file. Raises HeaderError, or OSError if the file cannot be read."""
-    with path.open("rb") as file:
-        size = path.stat().st_size
+    with plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise HeaderError("the file is empty", "download or convert it again")
         _check_magic(file.read(64))
