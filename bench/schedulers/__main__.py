@@ -41,7 +41,7 @@ from bench.schedulers.trace import Trace
 from spac import scheduler
 from spac.config import Slots
 from spac.errors import InputError
-from spac.scheduler.replay import Demand
+from spac.replay import Demand
 
 SCHEDULERS = (
     "static", *RIVALS, "lru", "ewma", PRINTED, "moe-spac", "moe-spac:learned=off", "logistic",

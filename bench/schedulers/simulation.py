@@ -23,8 +23,8 @@ import numpy as np
 from bench.schedulers.machine import Known, Machine, Model
 from spac import _core
 from spac.machine.arrays import BoolArray, Int32Array
+from spac.replay import Demand
 from spac.scheduler import Event, Plan, Scheduler, View
-from spac.scheduler.replay import Demand
 
 Expert = tuple[int, int]  # layer, index
 AT_ONCE = 2

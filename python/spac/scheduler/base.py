@@ -21,6 +21,7 @@ import numpy.typing as npt
 from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
+from spac.scheduler.options import Options
 
 StateArrays = dict[str, npt.NDArray[Any]]
 """The arrays that a scheduler learned, by name; see `Scheduler.state`."""
@@ -211,6 +212,8 @@ class Scheduler(ABC):
     """A scheduler decides which experts are resident. One object serves one model, from one thread."""
 
     name: ClassVar[str]
+    option_type: ClassVar[type[Options]] = Options
+    """The options that the constructor takes, by name."""
     events: ClassVar[frozenset[Event]] = frozenset({Event.START, Event.VERIFY_END})
     """The events for which `on` is called. Other events cost nothing."""
     by_recency: ClassVar[bool] = False

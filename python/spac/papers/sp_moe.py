@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from spac.costs import Costs
 from spac.machine.arrays import BoolArray, Int32Array
+from spac.papers.lookahead_buffer import predicted_uses
 from spac.scheduler.base import Event, Layer, Plan, View
-from spac.scheduler.choice import SpMoeOptions
-from spac.scheduler.lookahead_buffer import predicted_uses
 from spac.scheduler.lru import LruScheduler
+from spac.scheduler.options import Options
 
 _LATER = 1 << 31  # lead of a use in the verification over a prediction for it: half a step of an LRU's times
 
@@ -51,6 +52,22 @@ def cutoff_layer(
     return int(np.argmin(fits)) if not fits.all() else len(layers)
 
 
+@dataclass(frozen=True)
+class SpMoeOptions(Options):
+    """The options of `sp-moe`."""
+
+    scheduler = "sp-moe"
+
+    cutoff: int | str = "auto"
+    """The number of layers whose experts are prefetched. "auto": as many as load while a token is drafted."""
+    critical: int | str = "used"
+    """k: the experts of a token and layer that are prefetched. "used": as many as the token uses."""
+
+    def __post_init__(self) -> None:
+        self.check_count("cutoff", "auto", 0)
+        self.check_count("critical", "used", 1)
+
+
 class SpMoeScheduler(LruScheduler):
     """Predicts and prefetches experts as SP-MoE does (sections 3.2, 3.3 and 4.4).
 
@@ -76,6 +93,7 @@ class SpMoeScheduler(LruScheduler):
     """
 
     name = "sp-moe"
+    option_type = SpMoeOptions
     events = frozenset({Event.START, Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
     wants_target_routes = True
 

@@ -50,9 +50,9 @@ from __future__ import annotations
 import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
+from spac.papers.lookahead_buffer import predicted_uses, window_misses
 from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.ewma import best_per_pool
-from spac.scheduler.lookahead_buffer import predicted_uses, window_misses
 
 _PREDICTED = 4 * UNIT  # priority of predicted experts at a draft's end, above any w; each use adds _STEPS
 _STEPS = 4  # levels of an expected use; within a level, residents stay and earlier layers are loaded first

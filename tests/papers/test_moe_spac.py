@@ -17,17 +17,16 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.papers.balancer import Averages, Levels, Pools, Slots, Times, as_printed, solve
+from spac.papers.moe_spac import MoeSpacOptions, MoeSpacScheduler
+from spac.papers.utility import UtilityEstimator
+from spac.replay import Demand, replay
 from spac.scheduler import Event, Plan, View
-from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, solve
-from spac.scheduler.choice import OPTIONS, MoeSpacOptions
 from spac.scheduler.logistic import LogisticScheduler
-from spac.scheduler.moe_spac import MoeSpacScheduler
-from spac.scheduler.replay import Demand, replay
-from spac.scheduler.utility import UtilityEstimator
 from tests.scheduler.views import demands, make_view, models
 
 LEVEL = 1 << 20
-PAPER = OPTIONS["moe-spac"].presets["paper"]
+PAPER = MoeSpacOptions.presets["paper"]
 ABLATIONS = [
     {},
     {"speculative": False},

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from spac import scheduler
 from spac.costs import Costs, ExpertCosts
 from spac.errors import InputError
+from spac.papers.sp_moe import critical_experts, cutoff_layer
+from spac.replay import Demand, replay
 from spac.scheduler import Event, share_slots
-from spac.scheduler.replay import Demand, replay
-from spac.scheduler.sp_moe import critical_experts, cutoff_layer
 from tests.scheduler.test_lru import ReferenceLru
 from tests.scheduler.views import demands, make_view, models
 

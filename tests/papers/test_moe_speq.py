@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from bench.schedulers.belady import clairvoyant
 from spac import _core, scheduler
+from spac.papers.lookahead_buffer import predicted_uses, window_misses
+from spac.papers.moe_speq import MoeSpeqScheduler
+from spac.replay import Demand, replay
 from spac.scheduler import Event, Layer
-from spac.scheduler.lookahead_buffer import predicted_uses, window_misses
-from spac.scheduler.moe_speq import MoeSpeqScheduler
-from spac.scheduler.replay import Demand, replay
-from tests.scheduler.fidelity import Fidelity
+from tests.papers.fidelity import Fidelity
 from tests.scheduler.views import make_view, models
 
 

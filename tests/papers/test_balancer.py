@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from spac.costs import ExpertCosts
-from spac.scheduler.balancer import (
+from spac.papers.balancer import (
     Averages,
     Levels,
     Pools,
