@@ -13,8 +13,8 @@ from spac.config import EngineConfig
 from spac.config.engine import DEFAULT_LOOKAHEAD
 from spac.config.values import StreamBatch
 from spac.costs import Costs
-from spac.costs.cache import CostsInUse, TokenTime
 from spac.costs.estimator import CostEstimator
+from spac.engine.costs_in_use import CostsInUse, TokenTime
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
 from spac.engine.rehearsal import rehearse, rehearses

@@ -25,13 +25,13 @@ from time import perf_counter
 
 import numpy as np
 
-from spac.costs import Costs as MeasuredCosts
+from spac.costs import Costs
 from spac.costs.draft_time import DraftTime
 from spac.errors import InputError
 from spac.governor import probes
 from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
-from spac.governor.model import Costs, Curve, best, curve, longest_within, tokens
+from spac.governor.model import Curve, StepCosts, best, curve, longest_within, tokens
 from spac.governor.times import KEPT, Misses, SizeTimes, Speed
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
@@ -51,7 +51,7 @@ class RooflineGovernor(Governor):
         *,
         shortest: int = 0,
         budget_s: float | None = None,
-        costs: MeasuredCosts | None = None,
+        costs: Costs | None = None,
         draft_time: DraftTime | None = None,
         resident: Callable[[], BoolArray] | None = None,
         foreseen: Callable[[], Float64Array | None] | None = None,
@@ -269,13 +269,13 @@ class RooflineGovernor(Governor):
             self._splits = True
             self._times.shift(-self._price * self._misses.expected)
 
-    def _costs(self) -> Costs:
+    def _costs(self) -> StepCosts:
         misses = self._misses.expected if self._splits else self._no_misses
         missed_s = self._price * misses
         total = np.maximum(self._times.estimate(missed_s) + missed_s, 1e-9)
         self._verify = total.tolist()
         base_s, token_s = self._draft.base_s / self._speed.factor, self._draft.token_s / self._speed.factor
-        return Costs(base_s, token_s, total - missed_s, misses, self._price)
+        return StepCosts(base_s, token_s, total - missed_s, misses, self._price)
 
     def _with_changes(self, cycle: Float64Array) -> Float64Array:
         """Return `cycle` with the cost of a change of length, float64 [K + 1].

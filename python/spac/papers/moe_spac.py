@@ -31,7 +31,7 @@ import numpy as np
 
 from spac.costs import ExpertCosts
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.papers.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
+from spac.papers.balancer import Averages, Levels, LevelSlots, Pools, Times, as_printed, best_first, solve
 from spac.papers.utility import WHOLE_STEP, UtilityEstimator
 from spac.scheduler.base import UNIT, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.fixed import StaticScheduler
@@ -225,7 +225,7 @@ class MoeSpacScheduler(Scheduler):
         self._levels = Levels(utility, self.n_level)
         if view.costs is not None and view.step % COSTS_EVERY == 0:
             self._times = self._unit_times(view)
-        slots = Slots.of(self._levels, resident, self._pools, self._whole.whole == 0)
+        slots = LevelSlots.of(self._levels, resident, self._pools, self._whole.whole == 0)
         pose = as_printed if self.options.printed else best_first
         return solve(pose(self._averages, slots, self._times, view.n_drafted))
 
