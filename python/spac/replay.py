@@ -15,10 +15,11 @@ import numpy as np
 
 from spac import _core
 from spac.costs import LiveCosts
+from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.demand import Demand as Demand
-from spac.scheduler.demand import known_layers, routes_of_step
+from spac.scheduler.demand import critical_only
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def replay(
     )  # fmt: skip
     plan = Plan.nothing(len(demand.layers), n_expert)
     routes = demand.routes if scheduler.wants_routes else None
-    drafts = demand.drafts_for(scheduler)
+    drafts = _drafts(demand, scheduler)
     activations_hit = distinct_hit = 0
     found = np.zeros(demand.counts.shape, np.bool_)
 
@@ -116,13 +117,13 @@ def replay(
         if not scheduler.events & {Event.DRAFT_TOKEN, Event.DRAFT_END}:
             state.settle(plan, max_uploads)
             return
-        tokens = routes_of_step(drafts, step, scheduler)
+        tokens = _routes_of_step(drafts, step, scheduler)
         n_token, n_layer = max(1, n_drafted), len(demand.layers)
         for index in range(n_token):
             if Event.DRAFT_LAYER in scheduler.events and n_drafted:
                 for layer in range(n_layer):
                     state.settle(plan, _share(max_uploads, index * n_layer + layer, n_token * n_layer))
-                    seen = known_layers(tokens, index, layer)
+                    seen = _known_layers(tokens, index, layer)
                     ask(
                         Event.DRAFT_LAYER,
                         replace(view, step=step, n_drafted=index, draft_routes=seen, layer=layer),
@@ -161,3 +162,40 @@ def replay(
         evictions=state.evictions,
         resident=found,
     )
+
+
+def _drafts(demand: Demand, scheduler: Scheduler) -> Int32Array | None:
+    """Return the recorded draft routes if they are of the kind that `scheduler` follows, else None.
+
+    Raise InputError if it needs the target's routers' choices, and these were not recorded.
+    """
+    of_target = demand.draft_routes is not None and demand.of_target
+    if scheduler.routers == "target" and not of_target:
+        raise InputError(
+            f"scheduler '{scheduler.name}' needs what the target's routers choose for the draft's "
+            "states, which this recording lacks: record it with --scheduler sp-moe"
+        )
+    return demand.draft_routes if scheduler.routers == ("target" if of_target else "draft") else None
+
+
+def _routes_of_step(drafts: Int32Array | None, step: int, scheduler: Scheduler) -> Int32Array:
+    """Return one step's draft routes as `scheduler` sees them, int32 [L, T, U].
+
+    drafts: int32 [steps, L, T, U], or None, which gives no tokens. A scheduler that asks the target's routers
+    sees its critical experts only.
+    """
+    if drafts is None:
+        return np.zeros((0, 0, 0), np.int32)
+    tokens = drafts[step]
+    if scheduler.routers == "target":
+        tokens = critical_only(tokens, scheduler.critical)
+    known = np.flatnonzero((drafts[step] >= 0).any(axis=(0, 2)))
+    return np.ascontiguousarray(tokens[:, : int(known[-1]) + 1 if known.size else 0], np.int32)
+
+
+def _known_layers(tokens: Int32Array, index: int, layer: int) -> Int32Array:
+    """Return the part of `tokens`, int32 [L, T, U], that is known once token `index` has passed a layer."""
+    known: Int32Array = tokens[:, : index + 1].copy()
+    if index < tokens.shape[1]:
+        known[layer + 1 :, index] = -1
+    return known

@@ -29,7 +29,7 @@ class Predictions(Scheduler):
 
     name = "predictions"
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_target_routes = wants_routes = True
+    routers, wants_routes = "target", True
 
     def __init__(self) -> None:
         self.by_token: list[int] = []

@@ -153,10 +153,10 @@ class ExpertCache:
         if self._experts is None:
             return None
         scheduler = chosen if isinstance(chosen, Scheduler) else self._make(chosen)
-        if scheduler.wants_draft_routes:
-            check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
         routes = None
-        if scheduler.wants_target_routes:
+        if scheduler.routers == "draft":
+            check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
+        elif scheduler.routers == "target":
             routes = watch_draft(scheduler.name, self._config, self._pair)
         self.scheduler_name, self._layers_ahead = scheduler.name, scheduler.lookahead
         self.scheduler_options = given_options(

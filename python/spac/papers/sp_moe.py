@@ -10,8 +10,8 @@ import numpy as np
 
 from spac.costs import Costs
 from spac.machine.arrays import BoolArray, Int32Array
-from spac.papers.lookahead_buffer import predicted_uses
 from spac.scheduler.base import Event, Layer, Plan, View
+from spac.scheduler.demand import activations_of
 from spac.scheduler.lru import LruScheduler
 from spac.scheduler.options import Options
 
@@ -95,7 +95,7 @@ class SpMoeScheduler(LruScheduler):
     name = "sp-moe"
     option_type = SpMoeOptions
     events = frozenset({Event.START, Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_target_routes = True
+    routers = "target"
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of SpMoeOptions. Raise InputError for invalid ones."""
@@ -124,7 +124,7 @@ class SpMoeScheduler(LruScheduler):
         if routes is None or not (routes >= 0).any():
             return None
         self._predicted = True
-        count = predicted_uses(routes, view.n_expert).astype(np.int64)
+        count = activations_of(routes, view.n_expert).astype(np.int64)
         time = ((self._step + 1) << 32) - _LATER
         np.copyto(self._used, time + 2 * count + (view.slot_of >= 0), where=count > 0)
         return self._load(count > 0)

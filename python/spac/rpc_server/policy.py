@@ -30,7 +30,7 @@ _LARGEST_GRAPH = 2048
 def new_scheduler(config: EngineConfig) -> Scheduler:
     """Return a scheduler for one model. Raise InputError for one that needs a draft."""
     scheduler = config.scheduler if isinstance(config.scheduler, Scheduler) else make(config.scheduler)
-    if scheduler.wants_draft_routes or scheduler.wants_target_routes:
+    if scheduler.routers is not None:
         raise InputError(f"scheduler '{scheduler.name}' needs a draft, and drafts stay with the client")
     return scheduler
 
