@@ -100,7 +100,6 @@ def replay(
         demand.layers, np.array(slots, np.int32), state.slot_of, np.zeros_like(state.slot_of), costs=costs
     )  # fmt: skip
     plan = Plan.nothing(len(demand.layers), n_expert)
-    routes = demand.routes if scheduler.wants_routes else None
     drafts = _drafts(demand, scheduler)
     activations_hit = distinct_hit = 0
     found = np.zeros(demand.counts.shape, np.bool_)
@@ -145,13 +144,7 @@ def replay(
         np.greater_equal(state.slot_of, 0, out=resident)
         activations_hit += int(counts[resident].sum())
         distinct_hit += int(np.count_nonzero(counts[resident]))
-        verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
-        now = replace(
-            view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified, n_accepted=accepted,
-            text=0 if demand.texts is None else int(demand.texts[step]),
-            routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
-        )  # fmt: skip
-        ask(Event.VERIFY_END, now)
+        ask(Event.VERIFY_END, at_verification(view, demand, step, scheduler))
         state.settle(plan, max_uploads if step + 1 == len(demand.counts) else 0)
     return Replay(
         activations=int(demand.counts.sum()),
@@ -162,6 +155,16 @@ def replay(
         evictions=state.evictions,
         resident=found,
     )
+
+
+def at_verification(view: View, demand: Demand, step: int, scheduler: Scheduler) -> View:
+    """Return `view` at the end of a recorded step, with what `scheduler` asks for."""
+    verified, routes = int(demand.verified[step]), demand.routes if scheduler.wants_routes else None
+    return replace(
+        view, demand=demand.counts[step], step=step, n_drafted=verified - 1, n_verified=verified,
+        n_accepted=int(demand.accepted[step]), text=0 if demand.texts is None else int(demand.texts[step]),
+        routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
+    )  # fmt: skip
 
 
 def _drafts(demand: Demand, scheduler: Scheduler) -> Int32Array | None:

@@ -64,8 +64,10 @@ class SpMoeOptions(Options):
     """k: the experts of a token and layer that are prefetched. "used": as many as the token uses."""
 
     def __post_init__(self) -> None:
-        self.check_count("cutoff", "auto", 0)
-        self.check_count("critical", "used", 1)
+        for name, word, least in (("cutoff", "auto", 0), ("critical", "used", 1)):
+            value = getattr(self, name)
+            if value != word and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise self.refusal(name, f"'{word}' or a number of at least {least}")
 
 
 class SpMoeScheduler(LruScheduler):

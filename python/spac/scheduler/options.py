@@ -35,9 +35,3 @@ class Options:
         return InputError(
             f"scheduler '{self.scheduler}': {name} must be {accepted}, not {getattr(self, name)!r}"
         )
-
-    def check_count(self, name: str, word: str, least: int) -> None:
-        """Raise InputError unless the option is `word`, or a whole number of at least `least`."""
-        value = getattr(self, name)
-        if value != word and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise self.refusal(name, f"'{word}' or a number of at least {least}")
