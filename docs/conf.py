@@ -16,7 +16,8 @@ exclude_patterns = ["conf.py"]
 def prepare(_app, name, source):
     """Have links to documents elsewhere in the repository lead to copies of these. Make the table of contents
     from the links of index.md. The pages themselves stay plain Markdown."""
-    source[0] = re.sub(r"\]\(((?:\.\./)+[^)#]+\.md)\)", r"](path:\1)", source[0])
+    up = r"\.\./" * (name.count("/") + 1)  # out of docs/
+    source[0] = re.sub(rf"\]\(({up}[^)#]+\.md)\)", r"](path:\1)", source[0])
     if name == "index":
         pages = dict.fromkeys(re.findall(r"\]\(([\w/-]+)\.md[)#]", source[0]))
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"

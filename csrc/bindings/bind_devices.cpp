@@ -30,21 +30,6 @@ class GuardBlock {
     std::unique_ptr<spac::AbortGuard> guard_;
 };
 
-// A pause between graphs that begins and ends with a `with` block. Both ends must run on the same thread.
-class Pause {
-  public:
-    explicit Pause(std::shared_ptr<spac::ServedClient> client) : client_(std::move(client)) {}
-    void enter() {
-        const py::gil_scoped_release release;
-        lock_ = client_->pause();
-    }
-    void exit(const py::args &) { lock_ = {}; }
-
-  private:
-    std::shared_ptr<spac::ServedClient> client_;
-    std::unique_lock<std::mutex>        lock_;
-};
-
 } // namespace
 
 void bind_devices(py::module_ & m) {
@@ -93,7 +78,6 @@ void bind_devices(py::module_ & m) {
                                  "llama_model_params.tensor_buft_overrides that put experts of some layers elsewhere.")
         .def(py::init<>())
         .def("add", &spac::SlotLayers::add, py::arg("device"), py::arg("layers"))
-        .def("add_remote", &spac::SlotLayers::add_remote, py::arg("store"), py::arg("layers"))
         .def("keep_experts", &spac::SlotLayers::keep_experts, py::arg("layers"))
         .def("keep_output", &spac::SlotLayers::keep_output)
         .def_property_readonly("address", &spac::SlotLayers::address);
@@ -172,15 +156,12 @@ void bind_remote(py::module_ & m) {
     using spac::RemoteDevice;
     using spac::RemoteServer;
     using spac::RpcServer;
-    using spac::ServedClient;
     using Release = py::call_guard<py::gil_scoped_release>;
 
     py::class_<RemoteDevice>(m, "RemoteDevice", "A device of an RPC server. Memory is in bytes.")
         .def_readonly("handle", &RemoteDevice::handle)
         .def_readonly("memory_free", &RemoteDevice::free)
-        .def_readonly("memory_total", &RemoteDevice::total)
-        .def_readonly("store", &RemoteDevice::store)
-        .def_readonly("store_free", &RemoteDevice::store_free);
+        .def_readonly("memory_total", &RemoteDevice::total);
     py::class_<RemoteServer, std::shared_ptr<RemoteServer>>(m, "RemoteServer", "The connection to an RPC server.")
         .def(py::init(&RemoteServer::open), arg("host"), arg("port"), Release())
         .def_property_readonly("address", &RemoteServer::address)
@@ -197,17 +178,9 @@ void bind_remote(py::module_ & m) {
         .def_readonly("memory_total", &LentDevice::total);
     py::class_<RpcServer, std::shared_ptr<RpcServer>>(m, "RpcServer",
                                                       "A server that lends devices to a client on another machine.")
-        .def(py::init<const std::vector<std::string> &, int, const std::string &, bool>(), arg("devices"),
-             arg("n_threads"), arg("cache"), arg("splits"))
-        .def_property_readonly("devices", &RpcServer::devices);
-    py::class_<Pause>(m, "Pause", "A `with` block in which a served client's next graph waits.")
-        .def("__enter__", &Pause::enter)
-        .def("__exit__", &Pause::exit);
-    py::class_<ServedClient, std::shared_ptr<ServedClient>>(m, "ServedClient", "One client of a server.")
-        .def(py::init<std::shared_ptr<RpcServer>>(), arg("server"))
-        .def("serve", &ServedClient::serve, arg("fd"), Release())
-        .def("await_graph", &ServedClient::await_graph, arg("known"), Release())
-        .def_property_readonly("models", &ServedClient::models)
-        .def("pause", [](std::shared_ptr<ServedClient> client) { return Pause(std::move(client)); });
+        .def(py::init<const std::vector<std::string> &, int, const std::string &>(), arg("devices"), arg("n_threads"),
+             arg("cache"))
+        .def_property_readonly("devices", &RpcServer::devices)
+        .def("serve", &RpcServer::serve, arg("fd"), Release());
     m.def("rpc_version", &spac::rpc_version_text, "Return the version of the RPC protocol.");
 }

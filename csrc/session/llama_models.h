@@ -117,7 +117,7 @@ void set_fields(const Fields & fields, llama_context_params & params);
 std::vector<llama_model_kv_override> entries_of(const Overrides & overrides);
 
 // The entries of llama_model_params.tensor_buft_overrides for layers whose experts lie elsewhere than their dense
-// weights: in another device's store, or on an RPC server. ggml's scheduler computes what reads them there. It has to
+// weights: in another device's store. ggml's scheduler computes what reads them there. It has to
 // live until the model is loaded.
 class SlotLayers : NotCopied {
   public:
@@ -126,8 +126,6 @@ class SlotLayers : NotCopied {
 
     // Gives the experts of these layers to a device. Throws InputError for an unknown device.
     void add(const std::string & device, const std::vector<int> & layers);
-    // Puts the experts of these layers into the store of a remote device (RemoteDevice::store).
-    void add_remote(std::uintptr_t store, const std::vector<int> & layers);
     // Keeps the experts of these layers in host memory, where the CPU computes them.
     void keep_experts(const std::vector<int> & layers);
     // Keeps the output matrix in host memory.

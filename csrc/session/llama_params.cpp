@@ -203,12 +203,6 @@ void SlotLayers::add(const std::string & device, const std::vector<int> & layers
     }
 }
 
-void SlotLayers::add_remote(std::uintptr_t store, const std::vector<int> & layers) {
-    if (!layers.empty()) { // tables stay with the layers
-        put(experts_of(layers) + weights, ggml_backend_dev_buffer_type(reinterpret_cast<ggml_backend_dev_t>(store)));
-    }
-}
-
 void SlotLayers::keep_experts(const std::vector<int> & layers) {
     if (!layers.empty()) {
         put(experts_of(layers) + weights, ggml_backend_cpu_buffer_type());

@@ -358,8 +358,6 @@ class SlotLayers:
     def __init__(self) -> None: ...
     def add(self, device: str, layers: Sequence[int]) -> None:
         """Give the experts of these layers to a device. Raise InputError for an unknown one."""
-    def add_remote(self, store: int, layers: Sequence[int]) -> None:
-        """Put the experts of these layers into the store of a remote device (`RemoteDevice.store`)."""
     def keep_experts(self, layers: Sequence[int]) -> None:
         """Keep the experts of these layers in host memory, where the CPU computes them."""
     def keep_output(self) -> None:
@@ -378,12 +376,6 @@ class RemoteDevice:
     def memory_free(self) -> int: ...
     @property
     def memory_total(self) -> int: ...
-    @property
-    def store(self) -> int:
-        """The device that has its store, of which buffer types alone are used; 0 if it does not split."""
-    @property
-    def store_free(self) -> int:
-        """The bytes of free host memory for the store; 0 without one."""
 
 class RemoteServer:
     """The process's connection to an RPC server. Models that use its devices have to be freed before it."""
@@ -420,43 +412,16 @@ class LentDevice:
 class RpcServer:
     """A server of ggml's RPC protocol that lends devices to a client on another machine."""
 
-    def __init__(self, devices: Sequence[str], n_threads: int, cache: str, splits: bool) -> None:
-        """Lend the devices of these names, of which "cpu" is one. `cache` is a folder for weights, or "".
-
-        With `splits`, a client may put experts into host memory here, and devices but the CPU split their
-        layers.
-        """
+    def __init__(self, devices: Sequence[str], n_threads: int, cache: str) -> None:
+        """Lend the devices of these names, of which "cpu" is one. `cache` is a folder for weights, or ""."""
     @property
     def devices(self) -> list[LentDevice]: ...
-
-class Pause:
-    """A `with` block in which a served client's next graph waits."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(
-        self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-class ServedClient:
-    """One client of a server, which serves no other one meanwhile."""
-
-    def __init__(self, server: RpcServer) -> None: ...
     def serve(self, fd: int) -> None:
         """Serve the client at the other end of a connected socket until it leaves, and close the socket.
 
-        Raise InputError for a message that cannot be used, and DeviceError where ggml would have ended the
-        process.
+        There is one client at a time. Raise InputError for a message that cannot be used, and DeviceError
+        where ggml would have ended the process.
         """
-    def await_graph(self, known: int) -> int:
-        """Wait for more than `known` graphs with experts that are split here, and return their number.
-
-        Return -1 when the client has left.
-        """
-    @property
-    def models(self) -> list[Experts]:
-        """The experts of the client's models that are loaded and whose layers are known."""
-    def pause(self) -> Pause:
-        """Return a block in which the next graph waits."""
 
 def rpc_version() -> str:
     """Return the version of the RPC protocol."""

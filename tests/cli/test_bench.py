@@ -200,7 +200,7 @@ def test_all_settings_compute_with_the_same_threads(target, monkeypatch):
             if given:
                 for candidate in candidates:
                     pair = shared.share(candidate)
-                    assert pair.threads == wanted
+                    assert pair.placement.threads == wanted
                     pair.close()
 
 

@@ -161,7 +161,9 @@ def test_a_full_disk_is_named(monkeypatch, capsys):
 
 
 def test_what_is_lacking_is_named(monkeypatch):
-    monkeypatch.setattr(host, "EXTRAS", {"hf": ("no_such_module",), "chat": ("json",), "ray": ("no_such",)})
+    monkeypatch.setattr(
+        host, "EXTRAS", {"hf": ("no_such_module",), "chat": ("json",), "completion": ("no_such",)}
+    )
     found = [Finding("cuda-build", "off", "no", "built without CUDA"), Finding("gpu", "off", "none", "needs")]
     monkeypatch.setattr(devices, "gpu", lambda: iter([*found, Finding("driver", "ok", "580")]))
     hf, build = setup.lacking()

@@ -13,7 +13,7 @@ GPU = Finding("gpu", "ok", "CUDA0, NVIDIA GeForce RTX 3060, 11.0 GiB of 12.0 GiB
 FIT = Finding("fit", "ok", "a.gguf: 1 GiB beside the experts, 16 GiB of experts, 60% of them fit")
 UNPINNED = Finding("pinning", "off", "2 GiB", "raise the limit")
 BROKEN = Finding("library", "fault", "-", "spac is not built")
-NO_EXTRA = Finding("extra-ray", "off", "no", "not installed: ray")
+NO_EXTRA = Finding("extra-hf", "off", "no", "not installed: huggingface_hub")
 
 
 @pytest.mark.parametrize(

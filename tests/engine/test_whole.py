@@ -16,7 +16,7 @@ from spac.doctor.selftest import decode
 from spac.engine import Engine
 from spac.engine.costs_in_use import key_of
 from spac.errors import InputError
-from spac.model import pair as pair_module
+from spac.model import placement
 from spac.model.devices import choose_devices
 from spac.model.gguf.check import check_model
 from spac.model.pair import ModelPair
@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_split(tiny_model, family):
             starts = [0, *range(32, 40)]
             return np.concatenate(
                 [decode(pair, *each) for each in zip(parts, starts, strict=True)]
-            ), pair.whole
+            ), pair.placement.whole
 
     (wanted, split), (found, whole) = logits(slots="100%"), logits()
     np.testing.assert_array_equal(found, wanted)
@@ -112,7 +112,7 @@ def test_the_simulated_device_keeps_the_split_by_default(monkeypatch):
         monkeypatch.setenv(env.FORM.name, form)
         with closing(ModelPair(config(demo.TARGET), None)) as pair:
             assert pair.experts is not None
-            assert not pair.whole
+            assert not pair.placement.whole
 
 
 ASKING = {
@@ -141,7 +141,7 @@ def test_what_needs_the_split_keeps_it(tiny_model, options):
     assert not all_fit(asking, info, None, devices) or asking.keeps_split
     if "slot_devices" not in options:
         with closing(ModelPair(asking, None)) as pair:
-            assert not pair.whole
+            assert not pair.placement.whole
             assert pair.experts is not None
 
 
@@ -179,8 +179,8 @@ def test_a_wrong_estimate_ends_in_the_split(monkeypatch, left, door):
     from spac.llama_cpp_python.llama import Llama
 
     with closing(ModelPair(config(demo.TARGET), None, all_rows=False)) as pair:
-        taken = pair.devices[0].memory.used
-    monkeypatch.setattr(pair_module, "all_fit", lambda config, *_: config.leaves_split)
+        taken = pair.placement.devices[0].memory.used
+    monkeypatch.setattr(placement, "all_fit", lambda config, *_: config.leaves_split)
     options = config(demo.TARGET, vram_limit=f"{(taken >> 20) + left}M")
     with Engine(config(demo.TARGET, slots=40)) as engine:
         wanted = text_of(engine)
@@ -188,7 +188,7 @@ def test_a_wrong_estimate_ends_in_the_split(monkeypatch, left, door):
     with closing(start(options)) as opened:
         engine = opened if door == "engine" else opened.engine
         notes = engine.notes
-        assert not engine._pair.whole
+        assert not engine._pair.placement.whole
         assert engine.experts.slots.n_slots > 0
         [note] = [each for each in notes if "the split stays, for without it " in each]
         assert ("too little of simulated is left" if left > 0 else "are needed") in note

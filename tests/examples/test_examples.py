@@ -12,7 +12,6 @@ from tests.cli.conftest import ONE_THREAD, environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRIED = {"generate.py", "chat.py", "server_client.py", "unchanged_app.py", "custom_scheduler.py"}
-TRIED_WITH_RAY = {"ray_serve.py"}  # by tests/serve/test_ray.py
 
 
 def run(name, *arguments, stdin="", before=(), **extra):
@@ -26,7 +25,7 @@ def run(name, *arguments, stdin="", before=(), **extra):
 
 
 def test_every_example_is_tried():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == TRIED | TRIED_WITH_RAY
+    assert {path.name for path in EXAMPLES.glob("*.py")} == TRIED
 
 
 def test_generate():

@@ -75,10 +75,10 @@ def test_more_threads_than_cores_are_noted():
 
 @pytest.mark.parametrize("device", ["simulated", "cpu"])
 def test_a_number_of_threads_that_the_user_says_is_kept(tiny_model, device, monkeypatch):
-    monkeypatch.setattr("spac.model.pair.physical_cores", lambda: 2)
+    monkeypatch.setattr("spac.model.placement.physical_cores", lambda: 2)
     model = tiny_model("qwen3moe")
     for threads, used in ((0, 1 if device == "simulated" else 2), (2, 2), (3, 3)):
         with Engine(EngineConfig(target=model, device=device, ctx=64, threads=threads)) as engine:
-            assert engine.setting(SamplingConfig()).threads == engine._pair.prompt_threads == used
+            assert engine.setting(SamplingConfig()).threads == engine._pair.placement.prompt_threads == used
             noted = [note for note in engine.notes if "threads on" in note]
             assert len(noted) == (threads > 2)

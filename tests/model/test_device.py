@@ -51,7 +51,7 @@ def test_a_model_without_a_gpu_runs_on_the_cpu(monkeypatch, tiny_model):
     monkeypatch.delenv(env.DEVICE.name)
     pair = ModelPair(EngineConfig(target=tiny_model("qwen3moe"), ctx=256, threads=1), None)
     try:
-        assert pair.device is None
+        assert pair.placement.device is None
         assert any("no GPU found" in note and "CPU" in note for note in pair.notes)
     finally:
         pair.close()

@@ -215,7 +215,7 @@ def used_now() -> int:
 
 
 def bytes_of(pair: ModelPair) -> int:
-    assert pair.device is not None
+    assert pair.placement.device is not None
     return used_now()
 
 
@@ -252,7 +252,7 @@ def test_layers_on_the_device_are_those_that_are_split(
 ) -> None:
     with opened(models["qwen3moe"], gpu_layers=given) as pair:
         assert (pair.experts.n_layer if pair.experts is not None else 0) == on_device
-        assert pair.layers_on_device == on_device
+        assert pair.placement.layers_on_device == on_device
         said = [note for note in pair.notes if "--gpu-layers" in note]
         assert len(said) == (on_device < 3)
         if said:
@@ -269,7 +269,7 @@ def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
     for n in range(1, 5):
         limit = {"vram_limit": needed[n]}
         with opened(models["qwen3moe"], gpu_layers="auto", **limit) as pair:
-            assert pair.layers_on_device == n - 1
+            assert pair.placement.layers_on_device == n - 1
             assert bytes_of(pair) == needed[n]
             said = [note for note in pair.notes if "--gpu-layers" in note]
             assert said == ([] if n == 4 else said[:1])

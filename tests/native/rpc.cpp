@@ -1,18 +1,13 @@
 #include "rpc.h"
 
-#include "backend/experts/experts.h"
 #include "backend/remote/rpc.h"
-#include "core/error.h"
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "moe.h"
 
 #include <atomic>
 #include <cstdio>
 #include <memory>
-#include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -31,42 +26,10 @@ void check(bool good, const char * what) {
     }
 }
 
-// Gives a client's models slots, and moves other experts there after each graph, until the client leaves. Returns the
-// activations that hit slots.
-uint64_t move_experts(spac::ServedClient & client) {
-    std::vector<std::shared_ptr<spac::Experts>> models;
-    std::mt19937                                random(7);
-    for (int64_t known = client.await_graph(0); known >= 0; known = client.await_graph(known)) {
-        models = client.models();
-        for (const auto & experts : models) {
-            try {
-                const auto n_layer = static_cast<size_t>(experts->n_layer());
-                if (experts->slots().n_slots == 0) {
-                    const auto pause = client.pause();
-                    experts->attach_slots(8);
-                }
-                std::vector<int32_t> priority(n_layer * static_cast<size_t>(experts->n_expert())), least(n_layer, 3);
-                for (int32_t & each : priority) {
-                    each = static_cast<int32_t>(random() % 6);
-                }
-                experts->submit(priority.data(), least.data());
-            } catch (const spac::Error &) { // the client has freed the model
-            }
-        }
-    }
-    uint64_t n_hits = 0;
-    for (const auto & experts : models) {
-        n_hits += experts->stats().activations_hit;
-    }
-    return n_hits;
-}
-
 // A server on the loopback that serves one client after the other.
 class Loopback {
   public:
-    explicit Loopback(const char * device)
-        : server_(std::make_shared<spac::RpcServer>(std::vector<std::string>{device}, 2, "", true)),
-          listener_(socket(AF_INET, SOCK_STREAM, 0)) {
+    Loopback() : server_({"cpu"}, 2, ""), listener_(socket(AF_INET, SOCK_STREAM, 0)) {
         sockaddr_in address{};
         address.sin_family      = AF_INET;
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -78,10 +41,7 @@ class Loopback {
         thread_ = std::thread([this] {
             for (int fd = accept(listener_, nullptr, nullptr); fd >= 0; fd = accept(listener_, nullptr, nullptr)) {
                 client_ = dup(fd);
-                spac::ServedClient client(server_);
-                std::thread        policy([&] { n_hits += move_experts(client); });
-                client.serve(fd);
-                policy.join();
+                server_.serve(fd);
                 close(client_.exchange(-1));
             }
         });
@@ -99,14 +59,13 @@ class Loopback {
     }
     void drop_client() { shutdown(client_, SHUT_RDWR); }
 
-    int                   port = 0;
-    std::atomic<uint64_t> n_hits{0}; // activations that hit slots
+    int port = 0;
 
   private:
-    std::shared_ptr<spac::RpcServer> server_;
-    int                              listener_;
-    std::atomic<int>                 client_{-1};
-    std::thread                      thread_;
+    spac::RpcServer  server_;
+    int              listener_;
+    std::atomic<int> client_{-1};
+    std::thread      thread_;
 };
 
 // A product of two matrices on a backend.
@@ -169,31 +128,6 @@ void use(Loopback & loopback, const std::vector<float> & expected, bool lose) {
     ggml_backend_free(backend);
 }
 
-// A network whose layers are split on a server, while experts move there. Its client leaves in the middle of that.
-void use_split(const Loopback & loopback, unsigned seed, bool biases) {
-    const auto   server = spac::RemoteServer::open("127.0.0.1", loopback.port);
-    const auto & lent   = server->devices().front();
-    check(lent.store != 0, "the store");
-    auto * const device = reinterpret_cast<ggml_backend_dev_t>(lent.handle);
-    auto * const store  = reinterpret_cast<ggml_backend_dev_t>(lent.store);
-    MoeShape     shape;
-    shape.biases = biases;
-
-    auto * const     host = ggml_backend_cpu_buffer_type();
-    const MoeWeights here(shape, seed, {{host, host}});
-    const MoeWeights there(shape, seed, {{ggml_backend_dev_buffer_type(store), ggml_backend_dev_buffer_type(device)}});
-    MoeRunner        cpu(here, {}), remote(there, {device});
-    std::mt19937     random(seed);
-    std::normal_distribution<float> normal;
-    for (int round = 0; round < 24; ++round) {
-        std::vector<float> input(static_cast<size_t>(shape.width) * (1 + round % 4));
-        for (float & value : input) {
-            value = normal(random);
-        }
-        check(remote.run(input) == cpu.run(input), "a network that is split");
-    }
-}
-
 } // namespace
 
 int check_rpc() {
@@ -205,15 +139,9 @@ int check_rpc() {
         expected = product.result();
     }
     ggml_backend_free(cpu);
-    Loopback loopback("cpu");
+    Loopback loopback;
     for (const bool lose : {false, true, false}) {
         use(loopback, expected, lose);
     }
-    Loopback splitting("simulated");
-    for (unsigned seed = 1; seed < 4; ++seed) {
-        use_split(splitting, seed, seed % 2 == 0);
-    }
-    splitting.stop();
-    check(splitting.n_hits > 0, "no activation hit a slot");
     return n_failed;
 }

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "internals" / "papers.md").read_text(encoding="utf-8")
 TABLES = re.findall(r"^\| in the paper .*\n\| --- .*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")] for table in TABLES for line in table.splitlines()

@@ -69,6 +69,16 @@ def test_texts_are_those_of_one_machine(server, device):
         assert sum(f"2 on {server.address}" in note for note in engine.notes) == 1
 
 
+def test_a_lent_device(start_server):
+    """A device computes whole layers, with all their experts in its memory."""
+    with Engine(config("cpu")) as engine:
+        wanted = text(engine)
+    server = start_server(device="simulated")
+    with Engine(config("cpu", rpc=server.address, rpc_layers=2)) as engine:
+        assert text(engine) == wanted
+        assert any("whole and with all their experts" in note for note in engine.notes)
+
+
 def test_experts_of_layers_that_stay_are_split(server, tiny_model):
     """An odd shape: 3 layers of 5 experts, of which the last two stay."""
     path = tiny_model("qwen3moe", Shape(n_layer=3, n_expert=5))
@@ -127,8 +137,8 @@ def test_host_memory_needs_no_room_for_layers_there(server):
     for n in (2, N_LAYER):
         pair = ModelPair(config("cpu", draft=False, rpc=server.address, rpc_layers=n), None)
         try:
-            assert pair.remote is not None
-            rest = pair.remote.rest(info)
+            assert pair.placement.remote is not None
+            rest = pair.placement.remote.rest(info)
         finally:
             pair.close()
         assert rest.expert_bytes == pytest.approx(info.expert_bytes * (1 - n / N_LAYER), abs=1)

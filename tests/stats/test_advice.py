@@ -46,7 +46,7 @@ def test_a_run_that_drafts_nothing_ends_with_a_note(tiny_model):
         # The first token comes with the prompt, and the last step has no place for a draft.
         "".join(engine.generate("a", ENOUGH_STEPS + 2))
         assert not any("did not pay" in note for note in engine.notes), "its memory is the host's"
-        engine._pair.device = SimpleNamespace(shares_host_cores=False)
+        engine._pair.placement.device = SimpleNamespace(shares_host_cores=False)
         assert [note for note in engine.notes if "did not pay" in note and "more experts" in note]
 
 

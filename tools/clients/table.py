@@ -53,5 +53,4 @@ CLIENTS = (
 )
 LEFT_OUT = {
     "mem0": "it uses OpenAI's client, and its memories need answers that mean something",
-    "Ray": "[docs/server.md](server.md#several-engines) tells how it serves engines; it is no client",
 }

@@ -13,23 +13,6 @@ RpcVersion rpc_version() { return {RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERS
 
 bool is_greeting(uint8_t command) { return command == RPC_CMD_HELLO; }
 
-size_t greeting_size() { return sizeof(rpc_msg_hello_rsp); }
-
-// The offer's byte has this in its upper half, and the number of stores in the lower one.
-constexpr uint8_t offer_mark = 0xB0;
-
-static_assert(split_command >= RPC_CMD_COUNT, "ggml has a command of the same number");
-
-void write_stores(void * answer, int n_stores) {
-    const int known                                   = std::min(n_stores, most_stores);
-    static_cast<rpc_msg_hello_rsp *>(answer)->padding = static_cast<uint8_t>(known > 0 ? offer_mark + known : 0);
-}
-
-int stores_in(const void * answer) {
-    const int offer = static_cast<const rpc_msg_hello_rsp *>(answer)->padding;
-    return offer > offer_mark ? std::min(offer - offer_mark, most_stores) : 0;
-}
-
 size_t answer_size(uint8_t command, const void * request, size_t size) {
     switch (command) {
     case RPC_CMD_HELLO:
@@ -77,51 +60,6 @@ RpcVersion version_in(const void * answer) {
 
 namespace {
 
-// A remote device that splits, as ggml's client sees it.
-struct SplitContext : ggml_backend_rpc_device_context {
-    uint32_t store; // the number of the device that has its store
-};
-
-// Returns true for the type of the buffers in a device's store.
-bool is_its_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t type) {
-    if (type == nullptr || type->iface.get_name != ggml_backend_rpc_buffer_type_name) {
-        return false;
-    }
-    const auto & at  = *static_cast<const ggml_backend_rpc_buffer_type_context *>(type->context);
-    const auto & own = *static_cast<const SplitContext *>(dev->context);
-    return at.device == own.store && at.endpoint == own.endpoint;
-}
-
-bool is_in_its_store(ggml_backend_dev_t dev, const ggml_tensor * t) {
-    const ggml_tensor * root = t != nullptr && t->view_src != nullptr ? t->view_src : t;
-    return root != nullptr && root->buffer != nullptr && is_its_store(dev, root->buffer->buft);
-}
-
-bool split_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t type) {
-    return is_its_store(dev, type) || ggml_backend_rpc_device_supports_buft(dev, type);
-}
-
-// Experts in the store are read through ids, as a SPAC device demands it.
-bool split_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    const int place = op->op == GGML_OP_MUL_MAT_ID ? 0 : op->op == GGML_OP_ADD_ID ? 1 : -1;
-    for (int i = 0; i < GGML_MAX_SRC; ++i) {
-        if (i != place && is_in_its_store(dev, op->src[i])) {
-            return false;
-        }
-    }
-    return ggml_backend_rpc_device_supports_op(dev, op);
-}
-
-bool store_supports_op(ggml_backend_dev_t, const ggml_tensor *) { return false; }
-
-void make_split(ggml_backend_dev_t dev, uint32_t store) {
-    auto * old               = static_cast<ggml_backend_rpc_device_context *>(dev->context);
-    dev->context             = new SplitContext{*old, store}; // it lives as long as the device: for ever
-    dev->iface.supports_buft = split_supports_buft;
-    dev->iface.supports_op   = split_supports_op;
-    delete old;
-}
-
 // A graph on a server that is lost fails. ggml's function only queues the graph and never fails.
 ggml_status compute_or_fail(ggml_backend_t backend, ggml_cgraph * graph) {
     const std::string endpoint = endpoint_of(backend->device);
@@ -158,16 +96,6 @@ RpcConnection connect_rpc(const std::string & endpoint) {
         device->iface.get_props    = device_props;
         connection.devices.push_back(device);
     }
-    const auto n_stores = static_cast<size_t>(stores_of(endpoint.substr(0, endpoint.find('#'))));
-    if (n_stores > 0 && n >= 2 * n_stores) {
-        connection.devices.resize(n - n_stores);
-        for (size_t i = 0; i < n_stores; ++i) {
-            ggml_backend_dev_t store = ggml_backend_reg_dev_get(reg, n - n_stores + i);
-            store->iface.supports_op = store_supports_op;
-            make_split(connection.devices[i], static_cast<uint32_t>(n - n_stores + i));
-            connection.stores.push_back(store);
-        }
-    }
     return connection;
 }
 
@@ -178,20 +106,8 @@ std::string endpoint_of(ggml_backend_dev_t device) {
 
 // ---- the server
 
-void serve_rpc_client(const Lending & lent, const char * cache, int fd) {
-    std::vector<ggml_backend_t> all = lent.devices;
-    all.insert(all.end(), lent.stores.begin(), lent.stores.end());
-    // ggml's server copies the list at first, and tells each client its length later
-    std::vector<ggml_backend_t> seen = all;
-    SplitOffer                  offer;
-    offer.n_stores = static_cast<int>(lent.stores.size());
-    offer.greeted  = [&] { seen = lent.devices; };
-    offer.taken    = [&] {
-        seen = all;
-        lent.split();
-    };
-    set_offer(&offer);
-    rpc_serve_client(seen, cache, socket_t::create_server(nullptr, fd));
+void serve_rpc_client(std::vector<ggml_backend_t> devices, const char * cache, int fd) {
+    rpc_serve_client(devices, cache, socket_t::create_server(nullptr, fd));
 }
 
 } // namespace spac

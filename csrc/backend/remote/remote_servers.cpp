@@ -49,18 +49,10 @@ std::shared_ptr<RemoteServer> RemoteServer::open(const std::string & host, int p
         return server;
     }
     impl->connection = connect_rpc(impl->address + "#" + std::to_string(++count));
-    for (size_t i = 0; i < impl->connection.devices.size(); ++i) {
-        ggml_backend_dev_t device = impl->connection.devices[i];
-        RemoteDevice       each{reinterpret_cast<std::uintptr_t>(device), 0, 0};
+    for (ggml_backend_dev_t device : impl->connection.devices) {
+        RemoteDevice each{reinterpret_cast<std::uintptr_t>(device), 0, 0};
         ggml_backend_dev_memory(device, &each.free, &each.total);
         ggml_backend_dev_buffer_type(device); // asks for its alignment while a loss can still be reported
-        if (i < impl->connection.stores.size()) {
-            ggml_backend_dev_t store = impl->connection.stores[i];
-            size_t             total = 0;
-            each.store               = reinterpret_cast<std::uintptr_t>(store);
-            ggml_backend_dev_memory(store, &each.store_free, &total);
-            ggml_backend_dev_buffer_type(store);
-        }
         impl->devices.push_back(each);
     }
     if (const std::string loss = loss_of(impl->address); !loss.empty()) {

@@ -10,14 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 namespace spac {
-
-class Experts;
-class SplitClient;
 
 struct LentDevice {
     std::string name;
@@ -29,44 +25,20 @@ struct LentDevice {
 class RpcServer : NotCopied {
   public:
     // Lends the devices of these names ("cpu" and those of devices()). `n_threads` compute on the CPU. Weights are kept
-    // in the folder `cache`, so that a client need not send them again; empty: they are not. With `splits`, a client
-    // that can do it may put experts into this machine's host memory, and devices but the CPU split the layers of
-    // these. Throws InputError.
-    RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache, bool splits = false);
+    // in the folder `cache`, so that a client need not send them again; empty: they are not. Throws InputError.
+    RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache);
     ~RpcServer();
 
     std::vector<LentDevice> devices() const;
 
-  private:
-    friend class ServedClient;
+    // Serves the client at the other end of a connected socket until it leaves or the socket is shut down, and closes
+    // the socket. The client's memory is free then. There is one client at a time. Throws InputError for a message that
+    // cannot be used, after which the server goes on, and DeviceError where ggml would have ended the process.
+    void serve(int fd) const;
 
+  private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
-};
-
-// One client of a server, which serves no other one meanwhile.
-class ServedClient : NotCopied {
-  public:
-    explicit ServedClient(std::shared_ptr<RpcServer> server);
-    ~ServedClient();
-
-    // Serves the client at the other end of a connected socket until it leaves or the socket is shut down, and closes
-    // the socket. The client's memory is free then. Throws InputError for a message that cannot be used, after which
-    // the server goes on, and DeviceError where ggml would have ended the process.
-    void serve(int fd);
-
-    // ---- the client's models whose experts are split here, for any thread
-    // Waits until more than `known` graphs with such experts have been computed, and returns their number, or until the
-    // client has left: then it returns -1.
-    int64_t await_graph(int64_t known);
-    // Returns the experts of the models that are loaded and whose layers are known.
-    std::vector<std::shared_ptr<Experts>> models() const;
-    // Holds up the next graph while the returned lock lives.
-    std::unique_lock<std::mutex> pause();
-
-  private:
-    std::shared_ptr<RpcServer>   server_;
-    std::unique_ptr<SplitClient> split_;
 };
 
 // Returns the version of the protocol.
@@ -82,10 +54,6 @@ struct RemoteDevice {
     std::uintptr_t handle; // a ggml_backend_dev_t for llama_model_params.devices
     size_t         free;   // bytes, when the server was opened
     size_t         total;  // bytes
-    // The store for experts of a device that splits its layers: a ggml_backend_dev_t, and the bytes of host memory that
-    // were free there. 0: it computes whole layers.
-    std::uintptr_t store      = 0;
-    size_t         store_free = 0;
 };
 
 // A connection to one server. Models that use its devices have to be freed before it.

@@ -4,26 +4,48 @@
 #include "backend/device/ggml_internals.h"
 #include "backend/experts/experts.h"
 #include "backend/remote/rpc_socket.h"
-#include "backend/remote/split_client.h"
 #include "backend/split/thread_pool.h"
 #include "core/error.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
 #include <cctype>
+#include <fstream>
 #include <utility>
 
 namespace spac {
+namespace {
+
+// Returns the memory that programs can still take, in bytes; 0 if the system does not tell.
+size_t available_memory() {
+    std::ifstream file("/proc/meminfo");
+    std::string   name;
+    size_t        kilobytes = 0;
+    std::string   unit;
+    while (file >> name >> kilobytes && std::getline(file, unit)) {
+        if (name == "MemAvailable:") {
+            return kilobytes * 1024;
+        }
+    }
+    return 0;
+}
+
+// ggml calls all memory of the machine free.
+void memory_of_host(ggml_backend_dev_t, size_t * free, size_t * total) {
+    ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), free, total);
+    const size_t available = available_memory();
+    *free                  = available > 0 ? std::min(*free, available) : *free;
+}
+
+} // namespace
+
 struct RpcServer::Impl {
     std::vector<ggml_backend_t> backends;
-    std::vector<std::string>    names; // of inner devices, in the order of `backends`; the CPU's backend comes last
-    int                         n_threads = 1;
-    bool                        splits    = false;
     ggml_backend_device         cpu{}; // the CPU's device, with `memory_of_host`
     std::unique_ptr<ThreadPool> pool;
     std::string                 cache;
 
-    void lend_cpu() {
+    void lend_cpu(int n_threads) {
         ggml_backend_t backend = ggml_backend_cpu_init();
         if (backend == nullptr) {
             throw MemoryError("ggml's CPU backend cannot be made");
@@ -44,17 +66,14 @@ struct RpcServer::Impl {
     }
 };
 
-RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache, bool splits)
+RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache)
     : impl_(std::make_unique<Impl>()) {
-    impl_->cache     = cache;
-    impl_->n_threads = n_threads;
-    impl_->splits    = splits;
-    bool with_cpu    = false;
+    impl_->cache = cache;
     for (const std::string & name : devices) {
         std::string lower = name;
         std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
         if (lower == "cpu") {
-            with_cpu = true;
+            impl_->lend_cpu(n_threads);
             continue;
         }
         ggml_backend_t backend = ggml_backend_dev_init(inner_device(name), nullptr);
@@ -62,14 +81,6 @@ RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, co
             throw DeviceError("the device " + name + " cannot be used");
         }
         impl_->backends.push_back(backend);
-        impl_->names.push_back(name);
-    }
-    if (splits && impl_->names.size() > most_stores) {
-        throw InputError(std::to_string(impl_->names.size()) + " devices are too many: at most " +
-                         std::to_string(most_stores) + " can be lent");
-    }
-    if (with_cpu) { // the devices that split are the first ones
-        impl_->lend_cpu();
     }
 }
 
@@ -86,46 +97,16 @@ std::vector<LentDevice> RpcServer::devices() const {
     return lent;
 }
 
-// ---- a client
-
-ServedClient::ServedClient(std::shared_ptr<RpcServer> server)
-    : server_(std::move(server)), split_(std::make_unique<SplitClient>(server_->impl_->n_threads)) {
-    const RpcServer::Impl & lent = *server_->impl_;
-    for (size_t i = 0; lent.splits && i < lent.names.size(); ++i) {
-        split_->add(lent.names[i], lent.backends[i]);
-    }
-}
-
-ServedClient::~ServedClient() = default;
-
-void ServedClient::serve(int fd) {
-    const RpcServer::Impl & lent = *server_->impl_;
-    Lending                 all;
-    all.devices          = lent.backends;
-    all.stores           = split_->stores();
-    all.split            = [this] { split_->begin(); };
-    const auto splitting = split_->devices();
-    std::copy(splitting.begin(), splitting.end(), all.devices.begin());
-
-    struct End {
-        SplitClient & split;
-        ~End() { split.end(); }
-    } const end{*split_};
+void RpcServer::serve(int fd) const {
     const AbortGuard guard;
     try {
-        serve_rpc_client(all, lent.cache.empty() ? nullptr : lent.cache.c_str(), fd);
+        serve_rpc_client(impl_->backends, impl_->cache.empty() ? nullptr : impl_->cache.c_str(), fd);
     } catch (const Error &) {
         throw;
     } catch (const std::exception & error) { // a length that no memory has, for instance
         throw InputError(std::string("a message cannot be used (") + error.what() + ")");
     }
 }
-
-int64_t ServedClient::await_graph(int64_t known) { return split_->await_graph(known); }
-
-std::vector<std::shared_ptr<Experts>> ServedClient::models() const { return split_->models(); }
-
-std::unique_lock<std::mutex> ServedClient::pause() { return split_->pause(); }
 
 std::string rpc_version_text() { return rpc_version().text(); }
 

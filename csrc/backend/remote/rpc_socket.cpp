@@ -32,15 +32,12 @@ std::atomic<double> timeout_s{60};
 struct Losses {
     std::mutex                         mutex;
     std::map<std::string, std::string> reasons;
-    std::map<std::string, int>         stores;
 };
 
 Losses & losses() {
     static auto * known = new Losses;
     return *known;
 }
-
-thread_local const SplitOffer * next_offer = nullptr;
 
 void set_option(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof(value)); }
 
@@ -101,14 +98,6 @@ void forget_loss(const std::string & address) {
     losses().reasons.erase(address);
 }
 
-int stores_of(const std::string & address) {
-    const std::lock_guard lock(losses().mutex);
-    const auto            found = losses().stores.find(address);
-    return found == losses().stores.end() ? 0 : found->second;
-}
-
-void set_offer(const SplitOffer * offer) { next_offer = offer; }
-
 } // namespace spac
 
 // A connected socket. A client's follows the messages, so that it knows which answer is expected.
@@ -120,9 +109,6 @@ struct socket_t::impl {
     bool receive_all(void * data, size_t size) const;
     void client_send(const void * data, size_t size);
     void client_receive(void * data, size_t size);
-    void take_offer(const void * answer);
-    bool serve_send(const void * data, size_t size);
-    bool serve_receive(void * data, size_t size);
     void lose(const std::string & why);
     void check_version(const void * answer) const;
 
@@ -136,10 +122,6 @@ struct socket_t::impl {
     Next        next      = Next::command;
     uint8_t     command   = 0;
     size_t      n_answers = 0; // bytes of the expected answer
-
-    // in a server
-    const spac::SplitOffer * offer   = nullptr;
-    bool                     greeted = false; // the answer to the greeting has been sent
 };
 
 // Returns false with errno if the peer did not take all; 0 stands for a closed connection.
@@ -252,48 +234,7 @@ void socket_t::impl::client_receive(void * data, size_t size) {
         spac::write_empty_answer(command, data, size);
     } else if (spac::is_greeting(command)) {
         check_version(data);
-        take_offer(data);
     }
-}
-
-void socket_t::impl::take_offer(const void * answer) {
-    const int n_stores = spac::stores_in(answer);
-    if (n_stores > 0) {
-        const uint8_t taking = spac::split_command;
-        if (!send_all(&taking, sizeof(taking))) {
-            lose("");
-        }
-    }
-    const std::lock_guard lock(spac::losses().mutex);
-    spac::losses().stores[address] = n_stores;
-}
-
-// Writes the offer into the answer to the greeting, which is the server's first message.
-bool socket_t::impl::serve_send(const void * data, size_t size) {
-    if (greeted || size != spac::greeting_size()) {
-        return send_all(data, size);
-    }
-    greeted = true;
-    std::vector<char> answer(size);
-    memcpy(answer.data(), data, size);
-    if (offer != nullptr) {
-        spac::write_stores(answer.data(), offer->n_stores);
-        offer->greeted();
-    }
-    return send_all(answer.data(), size);
-}
-
-// ggml's server reads commands alone as single bytes, and does not know spac's.
-bool socket_t::impl::serve_receive(void * data, size_t size) {
-    if (!receive_all(data, size)) {
-        return false;
-    }
-    const bool takes = greeted && size == 1 && *static_cast<const uint8_t *>(data) == spac::split_command;
-    if (!takes || offer == nullptr || offer->n_stores == 0) {
-        return true;
-    }
-    offer->taken();
-    return receive_all(data, size);
 }
 
 // ---- the class that ggml's RPC code uses
@@ -303,7 +244,7 @@ socket_t::~socket_t() = default;
 
 bool socket_t::send_data(const void * data, size_t size) {
     if (pimpl->address.empty()) {
-        return pimpl->serve_send(data, size);
+        return pimpl->send_all(data, size);
     }
     pimpl->client_send(data, size);
     return true;
@@ -311,7 +252,7 @@ bool socket_t::send_data(const void * data, size_t size) {
 
 bool socket_t::recv_data(void * data, size_t size) {
     if (pimpl->address.empty()) {
-        return pimpl->serve_receive(data, size);
+        return pimpl->receive_all(data, size);
     }
     pimpl->client_receive(data, size);
     return true;
@@ -332,9 +273,7 @@ socket_ptr socket_t::create_server(const char * host, int port) {
     }
     spac::watch_peer(port);
     spac::set_deadline(port, SO_SNDTIMEO, spac::rpc_timeout());
-    auto connected   = std::make_unique<impl>(port);
-    connected->offer = std::exchange(spac::next_offer, nullptr);
-    return socket_ptr(new socket_t(std::move(connected)));
+    return socket_ptr(new socket_t(std::make_unique<impl>(port)));
 }
 
 // Throws InputError, so ggml's client does not see a failure.

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,7 +26,6 @@ struct RpcVersion {
 
 RpcVersion rpc_version();
 bool       is_greeting(uint8_t command);
-size_t     greeting_size(); // of the answer to it
 // Returns the size of the answer to a request; 0 for a request without an answer.
 size_t answer_size(uint8_t command, const void * request, size_t size);
 // Writes the answer of a server that is lost: no memory, no data.
@@ -35,33 +33,12 @@ void write_empty_answer(uint8_t command, void * answer, size_t size);
 // Returns the version in a server's answer to the greeting.
 RpcVersion version_in(const void * answer);
 
-// ---- splitting, which ggml's protocol does not know
-//
-// A server of spac's that splits says so in a byte of its answer to the greeting that ggml leaves zero. The byte has
-// the number of stores. A client that takes the offer sends a command of spac's at once, and then sees the stores
-// behind the devices. The first store belongs to the first device, and so on.
-
-constexpr uint8_t split_command = 0xB5; // far above ggml's commands
-constexpr int     most_stores   = 15;
-
-void write_stores(void * answer, int n_stores); // into the answer to the greeting
-int  stores_in(const void * answer);
-
-struct SplitOffer {
-    int                   n_stores = 0;
-    std::function<void()> greeted, taken; // called on the thread that serves
-};
-// Sets the offer of the next socket that this thread makes for a connected client. It has to outlive the socket.
-void set_offer(const SplitOffer * offer);
-
 // ---- what is known of connections (rpc_socket.cpp)
 
 double rpc_timeout();
 // Returns why the connection to an address ("host:port") is lost; empty if it is not.
 std::string loss_of(const std::string & address);
 void        forget_loss(const std::string & address);
-// Returns the number of stores that the server at an address has offered on its last connection.
-int stores_of(const std::string & address);
 
 // ---- ggml's RPC client and server, as spac uses them (ggml_rpc.cpp)
 
@@ -69,9 +46,6 @@ int stores_of(const std::string & address);
 struct RpcConnection {
     std::shared_ptr<void>           keeper;
     std::vector<ggml_backend_dev_t> devices;
-    // The stores of the first devices, which split their layers. Their buffer types are for experts. They compute
-    // nothing, and take no part in llama_model_params.devices.
-    std::vector<ggml_backend_dev_t> stores;
 };
 
 // Connects to a server. `endpoint` is "host:port", with any text behind it: ggml keeps what it knows of an endpoint for
@@ -81,14 +55,8 @@ RpcConnection connect_rpc(const std::string & endpoint);
 // Returns a remote device's endpoint; empty for another device.
 std::string endpoint_of(ggml_backend_dev_t device);
 
-// A server lends devices and the stores of the first ones. It calls `split` for a client that uses them.
-struct Lending {
-    std::vector<ggml_backend_t> devices, stores;
-    std::function<void()>       split;
-};
-
 // Serves the client at the other end of a connected socket until it leaves, and closes the socket. `cache` is a folder,
 // or null.
-void serve_rpc_client(const Lending & lent, const char * cache, int fd);
+void serve_rpc_client(std::vector<ggml_backend_t> devices, const char * cache, int fd);
 
 } // namespace spac

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -36,20 +37,25 @@ class SharedPair(ModelPair):
 
         Raise OutOfMemoryError or SpacError, with one line.
         """
-        self._config, self._closing, self._all_rows = config, ExitStack(), False
-        self.notes = []
-        self.devices, self.device = owner.devices, owner.device
+        self._loader, self._closing, self._all_rows = None, ExitStack(), False
+        self.placement = place = copy(owner.placement)
+        place.config, place.notes = config, []
+        self.notes, self.copied = place.notes, owner.copied
         self.experts, self.target = owner.experts, owner.target
-        self.info, self.slot_layers = owner.info, owner.slot_layers
-        self.paged, self.copied, self.threads = owner.paged, owner.copied, owner.threads
         self.draft = owner.draft if config.draft_types else None
         self.draft_experts = owner.draft_experts if config.draft_types else None
         try:
+            self._new_pool()
             with self._room_for_prompts(self.experts):
-                self._open_contexts()
+                self._open_target_context()
+                self._open_draft_context()
         except BaseException:
             self.close()
             raise
+
+    def close(self) -> None:
+        """Free the contexts. The models and the connections stay."""
+        self._free()
 
 
 class Pairs:

@@ -169,8 +169,7 @@ class EngineConfig(ContextConfig):
         "-dev",
     )
     rpc: Parsed[tuple[str, ...] | None, Sequence[str] | str | None] = option(
-        None, "RPC servers (`spac rpc-server` on other machines) that hold layers. A GPU there has slots for "
-        "their experts, and its CPU computes the others; other servers hold whole layers. RPC is neither "
+        None, "RPC servers (`spac rpc-server` on other machines) that hold whole layers. RPC is neither "
         "encrypted nor authenticated",
         "--rpc", metavar="HOST:PORT[,…]", parse=addresses,
     )  # fmt: skip

@@ -26,7 +26,6 @@ EXTRAS = {
         "mdit_py_plugins", "math_core", "pygments", "pypdf",
     ),
     "hf": ("huggingface_hub",),
-    "ray": ("ray",),
     "completion": ("shtab",),
 }  # fmt: skip
 """The modules behind the optional parts, by the name of their extra."""

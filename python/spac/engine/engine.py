@@ -148,7 +148,7 @@ class Engine:
         about = {"target": Path(self.config.target).name}
         options: Mapping[str, Any] = {}
         if (expert_cache := self._expert_cache) is not None:
-            about |= {"device": self._pair.device_names, "scheduler": expert_cache.scheduler_name}
+            about |= {"device": self._pair.placement.device_names, "scheduler": expert_cache.scheduler_name}
             options = expert_cache.scheduler_options
         self._notes += self._files.end(self.events.driver, options, about)
 
@@ -203,12 +203,12 @@ class Engine:
     @property
     def device(self) -> _core.DeviceInfo | None:
         """The main device, which has the draft too; None if plain llama.cpp runs on the CPU."""
-        return self._pair.device
+        return self._pair.placement.device
 
     @property
     def devices(self) -> tuple[_core.DeviceInfo, ...]:
         """The devices that share the layers; none if plain llama.cpp runs on the CPU."""
-        return self._pair.devices
+        return self._pair.placement.devices
 
     @property
     def notes(self) -> list[str]:
@@ -282,7 +282,7 @@ class Engine:
         InputError if the name is unknown or the target runs without the split.
         """
         if self.experts is None:
-            raise InputError(f"scheduler: {self._pair.unsplit}")
+            raise InputError(f"scheduler: {self._pair.placement.unsplit}")
         chosen = SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
         self.between.run(lambda: self._change_scheduler(chosen))
 
@@ -309,7 +309,7 @@ class Engine:
     @property
     def _budget(self) -> MemoryBudget:
         if self._memory is None or self.experts is None:
-            raise InputError(f"vram_limit: {self._pair.unsplit}")
+            raise InputError(f"vram_limit: {self._pair.placement.unsplit}")
         return self._memory
 
     def _make_room(self) -> bool:

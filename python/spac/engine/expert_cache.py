@@ -48,7 +48,7 @@ class ExpertCache:
         No expert of the target is resident until `attach`. Raise InputError or SpacError if that fails.
         """
         self._config, self._pair, self._notes = config, pair, notes
-        self._experts, self._device = pair.experts, pair.device
+        self._experts, self._device = pair.experts, pair.placement.device
         self.scheduler_name, self.scheduler_options = "none", dict[str, Any]()
         self.costs: CostsInUse | None = None
         """The costs, corrected by every step; None if the target runs without the split."""
@@ -116,7 +116,7 @@ class ExpertCache:
         self._streams = PromptStreams(self._experts, wanted, context.graph_tokens, largest)
         self._streams.update(self._costs_of_prompts)
         if chosen:
-            self.graphs = PromptGraphs(context, self._pair.devices, self._streams, self._notes)
+            self.graphs = PromptGraphs(context, self._pair.placement.devices, self._streams, self._notes)
 
     def update_streams(self) -> None:
         """Update prefill streaming before a prompt with the costs learned since the last prompt."""
@@ -214,7 +214,8 @@ class ExpertCache:
         If experts exceed the host memory, an evicted expert may have to be read from the disk again. A copy
         then has to bring more, so the default of `margin` is higher.
         """
-        if self._pair.paged and not self._config.deterministic and choice.name == LogisticScheduler.name:
+        paged = self._pair.placement.paged
+        if paged and not self._config.deterministic and choice.name == LogisticScheduler.name:
             choice = replace(choice, options={"margin": _PAGED_MARGIN, **choice.options})
         return make(choice)
 
@@ -231,7 +232,7 @@ class ExpertCache:
         if wanted is None:
             # If experts exceed the host memory, a wrong prediction also costs a read from the disk.
             gains = self._device is not None and not self._device.shares_host_cores
-            wanted = gains and not self._pair.paged
+            wanted = gains and not self._pair.placement.paged
         layers = DEFAULT_LOOKAHEAD if self._layers_ahead is None else self._layers_ahead
         return layers if wanted else 0
 
@@ -244,7 +245,7 @@ class ExpertCache:
         wanted = env.FORM.get("early-rows")
         if self._experts is None or self._device is None or wanted is False:
             return None
-        if wanted is None and (self._device.shares_host_cores or self._pair.paged):
+        if wanted is None and (self._device.shares_host_cores or self._pair.placement.paged):
             return None
         return Trial(wanted, switch=self._experts.set_early_rows)
 

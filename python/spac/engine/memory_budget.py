@@ -86,7 +86,7 @@ class MemoryBudget:
             limits[device.name] = n_bytes
         for name, n_bytes in limits.items():
             _core.set_memory_limit(name, n_bytes)
-        self._pair.refresh_devices()
+        self._pair.placement.refresh_devices()
         self._refit()
 
     def set_slots(self, slots: Slots | str | int | float) -> None:
@@ -97,7 +97,7 @@ class MemoryBudget:
         self._experts("slots")
         wanted = Slots.parse(slots)
         if not wanted.is_auto and (fit := self._fit([0])) < (n := wanted.of(self._n_experts)):
-            raise InputError(f"slots: {n} do not fit into {self._pair.device_names}: {fit} would")
+            raise InputError(f"slots: {n} do not fit into {self._pair.placement.device_names}: {fit} would")
         self._slots = wanted
         self._refit()
 
@@ -164,7 +164,7 @@ class MemoryBudget:
     @property
     def _devices(self) -> list[_core.DeviceInfo]:
         """The devices, with their memory as it is now."""
-        return [current(device) for device in self._pair.devices]
+        return [current(device) for device in self._pair.placement.devices]
 
     @property
     def _holders(self) -> list[_core.DeviceInfo]:
@@ -173,12 +173,12 @@ class MemoryBudget:
 
     @property
     def _has_own_memory(self) -> bool:
-        devices = self._pair.devices
+        devices = self._pair.placement.devices
         return bool(devices) and all(not each.shares_host_memory or memory_is_given(each) for each in devices)
 
     def _experts(self, what: str) -> _core.Experts:
         if self._pair.experts is None:
-            raise InputError(f"{what}: {self._pair.unsplit}")
+            raise InputError(f"{what}: {self._pair.placement.unsplit}")
         return self._pair.experts
 
     @property

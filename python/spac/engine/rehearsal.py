@@ -20,10 +20,10 @@ _SINGLE = 3  # tokens that `_core.rehearse` evaluates one by one
 
 def rehearses(pair: ModelPair) -> bool:
     """Return True if the pair's devices have libraries that take memory. An RPC server's have their own."""
-    if pair.remote is not None or not pair.devices:
+    if pair.placement.remote is not None or not pair.placement.devices:
         return False
     wanted = env.FORM.get("rehearsal")
-    return not any(device.shares_host_cores for device in pair.devices) if wanted is None else wanted
+    return not pair.placement.shares_cores if wanted is None else wanted
 
 
 def rehearse(pair: ModelPair) -> dict[str, float]:
@@ -35,7 +35,7 @@ def rehearse(pair: ModelPair) -> dict[str, float]:
     experts = pair.experts
     assert experts is not None
     n_tokens = max(1, min(pair.target_context.graph_tokens, pair.sequence_context - _SINGLE))
-    if pair.draft_context is not None and not pair.draft_on_cpu and pair.draft is not None:
+    if pair.draft_context is not None and not pair.placement.draft_on_cpu and pair.draft is not None:
         _run(pair.draft_context, pair.draft_experts, n_tokens)
     before = _taken(pair)
     with suppress(OutOfMemoryError):  # Where no slot fits, the device computes no experts later either.
@@ -70,4 +70,4 @@ def _run(context: Context, experts: _core.Experts | None, n_tokens: int) -> None
 
 def _taken(pair: ModelPair) -> dict[str, int]:
     known = {device.name: device.memory.kernels for device in _core.devices()}
-    return {device.name: known[device.name] for device in pair.devices}
+    return {device.name: known[device.name] for device in pair.placement.devices}

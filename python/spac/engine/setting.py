@@ -24,7 +24,7 @@ def mean_expert_bytes(experts: _core.Experts | None) -> int:
 def _parts(pair: ModelPair) -> tuple[Part, ...]:
     """Return the parts of the devices that share the layers with experts; none for one device."""
     parts = pair.experts.devices if pair.experts is not None else []
-    limits = {device.name: device.memory.limit or None for device in pair.devices}
+    limits = {device.name: device.memory.limit or None for device in pair.placement.devices}
     return tuple(
         Part(
             each.name, each.n_layer, each.n_experts, each.slots.n_slots, each.slots.bytes,
@@ -43,26 +43,26 @@ def setting_of(
     load_s: float,
 ) -> Setting:
     """Return the setting of a generation with this sampling. `load_s` is the time of loading in seconds."""
-    experts, device = pair.experts, pair.device
+    experts, device = pair.experts, pair.placement.device
     slots = experts.slots if experts is not None else None
     return Setting(
         target=str(config.target),
         draft=str(config.draft) if pair.draft is not None else None,
-        device=pair.device_names,
+        device=pair.placement.device_names,
         device_is_simulated=device is not None and device.shares_host_cores,
         scheduler=expert_cache.scheduler_name,
         draft_types=config.draft_types,
         draft_length=config.longest_draft if config.draft_types else 0,
         governor=lengths.governor.name if lengths.governor is not None else "none",
         expert_bytes=mean_expert_bytes(experts),
-        paged=pair.paged,
+        paged=pair.placement.paged,
         pinned_bytes=experts.host_bytes.pinned if experts is not None else 0,
         pageable_bytes=experts.host_bytes.pageable if experts is not None else 0,
         stream_batch=expert_cache.stream_batch,
         lookahead=expert_cache.lookahead,
         miss=config.miss,
-        remote_layers=pair.remote.by_server if pair.remote is not None else {},
-        threads=pair.threads,
+        remote_layers=pair.placement.remote.by_server if pair.placement.remote is not None else {},
+        threads=pair.placement.threads,
         context=pair.sequence_context,
         seed=sampling.seed or 0,
         temp=sampling.temp,
@@ -70,7 +70,7 @@ def setting_of(
         slots=slots.n_slots if slots is not None else 0,
         slot_bytes=slots.bytes if slots is not None else 0,
         devices=_parts(pair),
-        vram_limit=sum(each.memory.limit for each in pair.devices) or None,
+        vram_limit=sum(each.memory.limit for each in pair.placement.devices) or None,
         scheduler_options=expert_cache.scheduler_options,
         load_s=load_s,
     )

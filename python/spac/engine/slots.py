@@ -61,20 +61,20 @@ def attach_copies(config: EngineConfig, pair: ModelPair) -> list[str]:
     """
     if not config.drafts_itself:
         return []
-    experts, device, name = pair.experts, pair.device, Path(config.target).name
+    experts, device, name = pair.experts, pair.placement.device, Path(config.target).name
     if experts is None or device is None:
         raise InputError(f"draft-type self needs experts on a device, and {name} has none: choose another")
     if len(experts.devices) > 1:
         raise InputError(
-            f"draft-type self needs all experts on one device, and {name} is on {pair.device_names}: "
-            "choose another, or --split-mode none"
+            f"draft-type self needs all experts on one device, and {name} is on "
+            f"{pair.placement.device_names}: choose another, or --split-mode none"
         )
     if pair.target.has_window and not config.swa_full:
         raise InputError(f"draft-type self goes back in the cache, and {name} has a window: add --swa-full")
     needed, free = experts.draft_copy_bytes(QUANT), device.memory.free
     if not experts.draft_bytes:
         try:
-            experts.attach_draft_copies(QUANT, pair.prompt_threads)
+            experts.attach_draft_copies(QUANT, pair.placement.prompt_threads)
         except OutOfMemoryError:
             raise OutOfMemoryError(
                 f"the {QUANT} copies of the experts of {name} take {size(needed)}, and "

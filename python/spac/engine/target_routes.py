@@ -141,11 +141,11 @@ def watch_draft(name: str, config: EngineConfig, pair: ModelPair) -> TargetRoute
             f"(Mistral 7B for Mixtral 8x7B, or a quantized copy of the target), or choose another --scheduler"
         )
     blocks = [int(found[1]) for x in pair.experts.layers if (found := re.match(r"blk\.(\d+)\.", x.name))]
-    main = pair.device.name if pair.device is not None else ""
-    if not pair.draft_on_cpu and any(each.name != main for each in pair.experts.devices):
+    main = pair.placement.device.name if pair.placement.device is not None else ""
+    if not pair.placement.draft_on_cpu and any(each.name != main for each in pair.experts.devices):
         raise InputError(
             f"scheduler '{name}' asks the target's routers on the draft's device, {main}, and the target is "
-            f"on {pair.device_names}: choose another --scheduler, or --split-mode none, or "
+            f"on {pair.placement.device_names}: choose another --scheduler, or --split-mode none, or "
             "--gpu-layers-draft 0"
         )
     return TargetRoutes(pair.draft_tap, pair.experts, blocks, (config.longest_draft + 1) * pair.n_sequences)
@@ -161,7 +161,7 @@ def _misfit(config: EngineConfig, pair: ModelPair) -> str | None:
     shown, wanted = pair.draft_states, pair.target_states
     if shown == wanted:
         return None
-    device = pair.device.name if pair.device is not None else "cpu"
-    where = "the CPU" if pair.draft_on_cpu else device
+    device = pair.placement.device.name if pair.placement.device is not None else "cpu"
+    where = "the CPU" if pair.placement.draft_on_cpu else device
     seen = f"{shown[0]} layers of width {shown[1]}" if shown[0] else "no layers"
     return f"{draft} shows {seen} on {where} where {target} has {wanted[0]} of width {wanted[1]}"

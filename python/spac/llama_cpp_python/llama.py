@@ -42,25 +42,16 @@ from spac.llama_cpp_python.completion import GenerationAsked, parts
 from spac.llama_cpp_python.detokenizer import Detokenizer
 from spac.llama_cpp_python.generation import LoopRun, TokenRun, Tokens, plain_setting
 from spac.llama_cpp_python.keywords import check_names, engine_config, llama_keywords
+from spac.llama_cpp_python.lent import Fields, LentContext, LentModel, adapt, apply, with_pool
 from spac.llama_cpp_python.logprobs import Logprobs, n_alternatives, with_logprobs
 from spac.llama_cpp_python.names import OPTIONS
-from spac.llama_cpp_python.pair import (
-    LentContext,
-    LentModel,
-    LentPair,
-    Placement,
-    adapt,
-    apply,
-    placed,
-    with_pool,
-)
 from spac.llama_cpp_python.sampling import ChatGrammar, LogitBias, Sampling, check_grammar
 from spac.llama_cpp_python.several import PerThread, Record, refuse_alone
 from spac.machine.terminal import wrapped
 from spac.model import c_api
-from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import ModelInfo, check_model
 from spac.model.images import NO_PROJECTOR
+from spac.model.pair import Loader, LoadRequest, ModelPair
 from spac.model.thread_pool import SharedPool
 from spac.scheduler import Event
 from spac.stats import Meter, RunStats, Setting
@@ -131,7 +122,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """True while `generate` raises GenerationAsked in place of a generation."""
     _expected = PerThread()  # The number of tokens that the completion in progress asks for, or None.
     _threads: threading.local | None = None
-    _placement: Placement | None = None
+    _fields: Fields | None = None
     _pool: SharedPool | None = None
     _images = PerThread()  # The last prompt with images.
     _overflowed = False  # True if llama_cpp's functions left numbers in the context that are not finite.
@@ -181,9 +172,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         splits = info.is_moe and config.device.lower() != "cpu"
         alone = not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1)
         if alone and not exact and not config.rpc:
-            threads = (config.threads, config.threads_batch or config.threads)
-            self._placement = replace(placed(config, threads, {}, {}, exact=False), for_loop=False)
-            self._load_target(config, options)
+            self._fields = Fields(dict(config.model_params), dict(config.context_params), for_loop=False)
+            self._load_target(config, options, config.threads, config.threads_batch or config.threads)
             self._pool = with_pool(self._ctx.ctx)
             adapt(config, self.target, LentContext(self._ctx.ctx))
             return
@@ -192,31 +182,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if lora_path is not None:  # The loop applies the adapters that it knows.
             config = replace(config, lora=((lora_path, lora_scale),))
 
-        def load(placement: Placement) -> tuple[Any, Any]:
-            self._placement = placement
-            options["n_threads"] = options.get("n_threads") or placement.threads
-            options["n_threads_batch"] = options.get("n_threads_batch") or placement.prompt_threads
-            if "devices" in placement.model_params and options.get("n_gpu_layers", 0) <= 0:
+        def load(request: LoadRequest) -> tuple[c_api.Model, c_api.Context]:
+            self._fields = Fields.of(request)
+            if "devices" in self._fields.model and options.get("n_gpu_layers", 0) <= 0:
                 options["n_gpu_layers"] = -1
-            self._load_target(config, options)
-            return self.model, self._ctx.ctx
+            self._load_target(config, options, request.placement.threads, request.placement.prompt_threads)
+            return LentModel(info.path, self.model), LentContext(self._ctx.ctx)
 
         # Apps may decode on the context with logits for every token. llama.cpp would end the process if the
         # context had fewer rows. A caller of `from_config` leaves the number of rows to spac.
         wants_all = any(options.get(name) for name in ("logits_all", "embedding", "draft_model"))
-        all_rows = wants_all or not exact
-        pairs: list[LentPair] = []
-
-        def unload() -> None:
-            while pairs:
-                pairs.pop().close()
-            self.close()
-
-        def open_pair(chosen: EngineConfig) -> None:
-            pairs.append(LentPair(chosen, load, info=info, exact=exact, all_rows=all_rows))
-
-        load_what_fits(config, info.n_layer, open_pair, unload)
-        [pair] = pairs
+        loader = Loader(info, load, self.close, configured=exact, all_rows=wants_all or not exact)
+        pair = ModelPair(config, None, loader=loader)
         self.lora_path, self.lora_scale = lora_path, lora_scale
         self._pool = pair.pool
         self._stack.callback(pair.close)
@@ -231,8 +208,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             if self.verbose:
                 print(wrapped(f"spac: {note}", sys.stderr), file=sys.stderr)
 
-    def _load_target(self, config: EngineConfig, options: dict[str, Any]) -> None:
-        """Run llama_cpp's own initialization; an error of the library is raised with its reason."""
+    def _load_target(
+        self, config: EngineConfig, options: dict[str, Any], threads: int, prompt_threads: int
+    ) -> None:
+        """Run llama_cpp's own initialization; an error of the library is raised with its reason.
+
+        0 leaves a number of threads to llama_cpp.
+        """
+        options["n_threads"] = options.get("n_threads") or threads
+        options["n_threads_batch"] = options.get("n_threads_batch") or prompt_threads
         c_api.echo_log(llama_log_callback if options.get("verbose", True) else None)
         c_api.last_error()
         try:
@@ -255,14 +239,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self.model is None:
             raise InputError("the model is closed")
 
-    # llama_cpp fills these structures in field by field. The getters set the fields of the placement again,
-    # to keep llama_cpp's values out of them.
+    # llama_cpp fills these structures in field by field. The getters set spac's fields again, to keep
+    # llama_cpp's values out of them.
 
     @property
     def model_params(self) -> Any:
-        """The llama_model_params, in which the placement's fields are set."""
+        """The llama_model_params, in which spac's fields are set."""
         params = self.__dict__["model_params"]
-        apply(params, self._placement.model_params if self._placement is not None else {})
+        apply(params, self._fields.model if self._fields is not None else {})
         return params
 
     @model_params.setter
@@ -271,13 +255,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def context_params(self) -> Any:
-        """The llama_context_params, in which the placement's fields are set."""
+        """The llama_context_params, in which spac's fields are set."""
         params = self.__dict__["context_params"]
-        apply(params, self._placement.context_params if self._placement is not None else {})
-        for_loop = self._placement is not None and self._placement.for_loop
+        apply(params, self._fields.context if self._fields is not None else {})
+        for_loop = self._fields is not None and self._fields.for_loop
         model = getattr(self.__dict__.get("_model"), "model", None)  # The context comes after the model.
         if model is not None and for_loop and llama_cpp.llama_model_n_swa(model) > 0:
-            params.n_batch = self.n_batch = min(params.n_batch, params.n_ubatch)  # `ModelPair._whole_graphs`
+            params.n_batch = self.n_batch = min(
+                params.n_batch, params.n_ubatch
+            )  # `ModelPair._open_target_context`
         return params
 
     @context_params.setter

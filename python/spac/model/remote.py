@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from spac import _core, env
@@ -19,38 +19,10 @@ TIMEOUT_S = 60.0
 """Seconds for which a server may be silent, unless SPAC_RPC_TIMEOUT says otherwise."""
 _CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}
 """The bytes of a number in the cache by its type. Other types have at most 1.1."""
-SLOT_SHARE = 0.125
-"""The least share of a remote layer's experts that slots should hold, where memory decides on layers."""
-_STORE_SHARE = 15 / 16
-"""The share of a server's available host memory that experts may take."""
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """The bytes of a mean layer."""
-
-    dense: int
-    """The bytes of its dense weights and its part of the context."""
-    experts: int
-    """The bytes of its experts."""
-
-    @property
-    def whole(self) -> int:
-        """The bytes of the whole layer."""
-        return self.dense + self.experts
-
-    def that_fit(self, device: int, host: int) -> int:
-        """Return the number of layers that fit if they are split between a device and host memory."""
-        on_device = self.dense + int(self.experts * SLOT_SHARE)
-        return min(device // max(1, on_device), host // max(1, self.experts))
 
 
 class RemoteLayers:
-    """The target's layers that are on RPC servers.
-
-    A device that has a store for experts in its machine's host memory splits its layers there. On other
-    devices they are plain layers, with all their experts.
-    """
+    """The target's layers that are on RPC servers, whole and with all their experts."""
 
     def __init__(self, config: EngineConfig, info: ModelInfo, device: _core.DeviceInfo | None) -> None:
         """Connect to the servers of `config.rpc`, and decide how many layers each has.
@@ -63,7 +35,7 @@ class RemoteLayers:
         for address in config.rpc or ():
             host, port = address.rsplit(":", 1)
             self._servers.append(_core.RemoteServer(host, int(port)))
-        self._n_layer, self._expert_layers = info.n_layer, info.expert_layers
+        self._n_layer = info.n_layer
         self._devices = [each for server in self._servers for each in server.devices]
         if len(self._devices) >= MOST_DEVICES:
             raise InputError(
@@ -72,8 +44,6 @@ class RemoteLayers:
             )
         self._counts = self._count(config, info, device)
         """The number of layers on each device."""
-        self._splits = self._choose_splits(info)
-        """True for each device that splits its layers."""
         self._entries = _core.SlotLayers()
 
     def close(self) -> None:
@@ -110,12 +80,12 @@ class RemoteLayers:
         return replace(info, expert_bytes=experts - gone[0], file_size=info.file_size - sum(gone))
 
     def fields(self, wanted: int | None, weights: Sequence[float]) -> dict[str, Any]:
-        """Return the fields of llama_model_params that put layers where they belong.
+        """Return the fields of llama_model_params, and `layer_split`, that put layers where they belong.
 
         `wanted` is `--gpu-layers`: the layers on this machine's devices, the output among them; None means
         all. `weights` has a number for each of these devices, in proportion to which they share the layers.
         llama.cpp puts layers that no device gets on the CPU, and then fills the devices in their order.
-        `tensor_split` is a list. The fields hold until the next call.
+        `layer_split` is a list of the devices' parts. The fields hold until the next call.
         """
         if not self.n_layers:
             return {}
@@ -123,28 +93,16 @@ class RemoteLayers:
         most = self._n_layer + 1 - self.n_layers
         here = 0 if not weights else most if wanted is None else min(wanted, most)
         self._entries = _core.SlotLayers()
-        self._add_stores(most - max(1, here))
         if here:
             shares = [*counts, *divided(here, weights)]
         else:
             # llama.cpp counts the output as the last device's. It stays here, since logits are large.
             self._entries.keep_output()
             shares = [*counts[:-1], counts[-1] + 1, *(0 for _ in weights)]
-        fields = {"n_gpu_layers": self.n_layers + max(1, here), "tensor_split": shares}
-        if not here or any(self._splits):
+        fields = {"n_gpu_layers": self.n_layers + max(1, here), "layer_split": shares}
+        if not here:
             fields["tensor_buft_overrides"] = self._entries.address
         return fields
-
-    def _add_stores(self, first: int) -> None:
-        """Put the experts of layers on devices that split into their stores.
-
-        `first` is the first layer on a server.
-        """
-        for device, n, splits in zip(self._devices, self._counts, self._splits, strict=True):
-            if splits:
-                layers = [each for each in self._expert_layers if first <= each < first + n]
-                self._entries.add_remote(device.store, layers)
-            first += n
 
     def note(self, here: int) -> str:
         """Return a note on the layers' places. `here` layers are on this machine's device."""
@@ -152,13 +110,7 @@ class RemoteLayers:
         for address, n in self.by_server.items():
             parts.append(f"{n} on {address} (from layer {first})" if n else f"none on {address}")
             first += n
-        split = sum(n for n, splits in zip(self._counts, self._splits, strict=True) if splits)
-        how = "whole and with all their experts"
-        if split:
-            how = "with their experts' slots there, and the other experts on the CPU there"
-        if 0 < split < self.n_layers:
-            how = f"{split} of them {how}"
-        return f"--rpc: of {self._n_layer} layers, {', '.join(parts)}, {how}"
+        return f"--rpc: of {self._n_layer} layers, {', '.join(parts)}, whole and with all their experts"
 
     def failure(self, error: SpacError) -> SpacError:
         """Return the error to raise for a failed load: a lost server is the cause of whatever failed."""
@@ -176,44 +128,23 @@ class RemoteLayers:
     ) -> tuple[int, ...]:
         if config.rpc_layers is not None:
             return self._given(config.rpc_layers)
-        cost = _layer_cost(config, info)
-        rooms, splits = [], False
-        for server in self._servers:
-            host = _store_room(server)
-            for each in server.devices:
-                free = max(0, each.memory_free - margin(each.memory_total, shares_host_memory=False))
-                n = cost.that_fit(free, host) if each.store and info.is_moe else 0
-                n, splits = min(n, info.n_layer), splits or n > 0
-                host -= n * cost.experts
-                rooms.append(max(free, n * cost.whole))
+        cost = info.layer_bytes + layer_cache_bytes(config, info)
+        rooms = [
+            max(0, each.memory_free - margin(each.memory_total, shares_host_memory=False))
+            for each in self._devices
+        ]
         here = host_memory.available() if device is None else device.memory.free
-        if splits and device is not None:
-            here = max(here, cost.that_fit(here, host_memory.available()) * cost.whole)
-        counts = counts_by_memory(info.n_layer, cost.whole, rooms, here)
+        counts = counts_by_memory(info.n_layer, cost, rooms, here)
         if not any(counts):
             free_there = ", ".join(
                 f"{size(sum(each.memory_free for each in server.devices))} on {server.address}"
                 for server in self._servers
             )
             raise InputError(
-                f"rpc: no server has memory for a layer of {info.path.name} ({size(cost.whole)}): "
+                f"rpc: no server has memory for a layer of {info.path.name} ({size(cost)}): "
                 f"{free_there} are free; leave --rpc out"
             )
         return counts
-
-    def _choose_splits(self, info: ModelInfo) -> list[bool]:
-        """Return True for each device that splits its layers: its store has memory for their experts.
-
-        A device without such a store, or without memory there, has whole layers.
-        """
-        counts, splits = iter(self._counts), []
-        for server in self._servers:
-            host = _store_room(server)
-            for each in server.devices:
-                needed = next(counts) * info.mean_expert_layer
-                splits.append(bool(each.store) and 0 < needed <= host)
-                host -= needed if splits[-1] else 0
-        return splits
 
     def _given(self, layers: tuple[int, ...]) -> tuple[int, ...]:
         """Return the user's numbers, divided among each server's devices by their free memory."""
@@ -230,18 +161,6 @@ def layer_cache_bytes(config: EngineConfig, info: ModelInfo) -> int:
     n_ctx = min(DEFAULT_CONTEXT, info.n_ctx_train) if config.ctx is None else config.ctx
     widest = max(_CACHE_BYTES.get(each, 1.1) for each in (config.cache_type_k, config.cache_type_v))
     return int((n_ctx or info.n_ctx_train) * info.cache_width * widest)
-
-
-def _layer_cost(config: EngineConfig, info: ModelInfo) -> LayerCost:
-    """Return the bytes of a mean layer with its part of the context."""
-    whole = info.layer_bytes + layer_cache_bytes(config, info)
-    experts = min(whole, info.expert_bytes // max(1, info.n_layer))
-    return LayerCost(whole - experts, experts)
-
-
-def _store_room(server: _core.RemoteServer) -> int:
-    """Return the bytes of a server's host memory for experts, which all its devices share."""
-    return int(_STORE_SHARE * max((each.store_free for each in server.devices), default=0))
 
 
 def counts_by_memory(n_layer: int, cost: int, rooms: Sequence[int], here: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ drafted. Prefill is not demand and moves no utility.
 Each row of Table 4 is one option: w/o SpecUE `speculative=off`; w/o AdaBC `adapt=off`; w/o HetWB
 `balance=off`; w/o SG-Prefetcher `prefetch=off`; w/o SG-Evictor `evict=off`; w/o SD is the engine's
 `--draft-length 0`. The preset `moe-spac:paper` is the printed system without what was added here, and with
-score 0 after use (Appendix D): docs/papers.md lists the additions.
+score 0 after use (Appendix D): docs/internals/papers.md lists the additions.
 
 The engine measures the balancer's unit times (`spac.costs`). The scheduler reads them anew every few steps.
 
@@ -56,7 +56,7 @@ class MoeSpacOptions(Options):
     forgetting: float = 0.1
     """λ: the share of the newest change in the boundary calibration."""
     printed: bool = False
-    """True: the system as printed, without what was added; docs/papers.md has the list."""
+    """True: the system as printed, without what was added; docs/internals/papers.md has the list."""
     learned: bool = True
     """False: decayed counts give the order within a level, and no layers are made whole.
 

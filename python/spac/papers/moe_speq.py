@@ -40,9 +40,9 @@ compete. Where entropy is low, a few experts have a high h and are worth keeping
 it is high, no expert has a high h, and the slots serve the lookahead.
 
 The draft that shares parameters and KV cache (3.4.1, 3.4.2) is `--draft-type self`. A draft of its own file
-serves as well. Reordering by expert (3.4.4) is left to ggml's kernels: on the
-CPU, and on CUDA for more than 8 tokens (docs/papers.md). The governor (3.2) is `spac.governor`. It gets the
-misses of the predicted window (`window_misses`), the paper's E_new.
+serves as well. Reordering by expert (3.4.4) is left to ggml's kernels: on the CPU, and on CUDA for more than
+8 tokens (docs/internals/papers.md). The governor (3.2) is `spac.governor`. It gets the misses of the
+predicted window (`window_misses`), the paper's E_new.
 """
 
 from __future__ import annotations

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING
 
 from spac import env
 from spac.cli import interrupt
-from spac.cli.options import Parser, add_config, number
+from spac.cli.options import Parser, number
 from spac.cli.program import INTERRUPTED, add_talk, guarded, say
-from spac.config import EngineConfig, Range
+from spac.config import Range
 from spac.errors import InputError, SpacError, one_line
-from spac.machine import host_memory
 from spac.machine.cpu import default_threads, physical_cores
 from spac.machine.device_memory import size
-from spac.rpc_server.policy import OPTIONS, ClientPolicy, new_scheduler
 from spac.serve.server import address, is_loopback, listen
 
 if TYPE_CHECKING:
@@ -62,16 +60,8 @@ def make_parser() -> Parser:
         help="CPU threads; 0: one per physical core, fewer beside a GPU (default: %(default)s)",
     )  # fmt: skip
     server.add_argument(
-        "--whole-layers", action="store_true",
-        help="lend devices for whole layers alone, as llama.cpp's rpc-server does",
-    )  # fmt: skip
-    server.add_argument(
         "--cache", "-c", action="store_true",
         help="keep large weights in the cache folder, so that a client sends them once",
-    )  # fmt: skip
-    add_config(
-        parser.add_argument_group("experts of clients' layers, which a GPU and the CPU here share"),
-        EngineConfig, OPTIONS,
     )  # fmt: skip
     add_talk(parser.add_argument_group("output"))
     return parser
@@ -96,8 +86,6 @@ class Program:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        chosen = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
-        self._config = EngineConfig(target="any", **chosen)
         self._idle = threading.Event()
         self._idle.set()
         self._client: socket.socket | None = None
@@ -112,7 +100,6 @@ class Program:
             return self._wait_for_clients()
 
     def _wait_for_clients(self) -> int:
-        new_scheduler(self._config)  # Raise errors now, not with a client.
         bound = listen(self._options.host, self._options.port)
         self._wake, woken = socket.socketpair()
         with bound, self._wake, woken:
@@ -168,15 +155,12 @@ class Program:
         if without := without_kernels(lent):
             raise InputError(without[0])
         set_switches(lent)
-        for each in lent:
-            if (limit := self._config.vram_limit) is not None:
-                _core.set_memory_limit(each.name, limit.of(each.memory_total))
         threads = self._options.threads or default_threads(
             physical_cores(),
             gpu=any(not each.shares_host_cores for each in lent),
             shares_cores=any(each.shares_host_cores for each in lent),
         )
-        return _core.RpcServer(names, threads, self._cache(), not self._options.whole_layers)
+        return _core.RpcServer(names, threads, self._cache())
 
     def _cache(self) -> str:
         """Return the folder for weights, which exists then; "" without one."""
@@ -194,9 +178,7 @@ class Program:
 
         for each in server.devices:
             free = f"{size(each.memory_free)} of {size(each.memory_total)} free"
-            splits = not self._options.whole_layers and each.name.lower() != "cpu"
-            experts = f", and {size(host_memory.available())} of host memory for experts" if splits else ""
-            self._note(f"lends {each.name} ({each.description}), {free}{experts}")
+            self._note(f"lends {each.name} ({each.description}), {free}")
         if is_loopback(bound):
             self._note(f"{DANGER}: only this machine reaches it")
         else:
@@ -237,7 +219,7 @@ class Program:
 
     def _serve(self, server: _core.RpcServer, fd: int) -> None:
         try:
-            self._serve_with_policy(server, fd)
+            server.serve(fd)
             self._note(f"{self._peer} left")
         except InputError as error:
             self._note(f"{self._peer} was sent away: {one_line(str(error))}")
@@ -250,18 +232,6 @@ class Program:
             self._idle.set()
             if self._fault is not None:
                 self._wake.send(b"f")
-
-    def _serve_with_policy(self, server: _core.RpcServer, fd: int) -> None:
-        from spac import _core
-
-        client = _core.ServedClient(server)
-        policy = ClientPolicy(client, self._config, self._note)
-        beside = threading.Thread(target=policy.run, name="rpc policy", daemon=True)
-        beside.start()
-        try:
-            client.serve(fd)
-        finally:
-            beside.join()
 
 
 def _shut(client: socket.socket) -> None:

@@ -56,6 +56,11 @@ class ModelInfo:
         return self.n_expert * self.n_expert_layers
 
     @property
+    def states(self) -> tuple[int, int]:
+        """The number of layers that compute a token's hidden states, and their width."""
+        return self.n_layer - self.n_mtp_layers, self.n_embd
+
+    @property
     def mean_expert_layer(self) -> int:
         """The mean bytes of a layer's experts."""
         return self.expert_bytes // max(1, self.n_expert_layers)
