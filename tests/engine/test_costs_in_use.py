@@ -98,5 +98,5 @@ def test_without_the_split_the_time_of_a_token_is_kept(tiny_model, folder):
 def test_where_the_device_reads_no_masks_no_hand_off_is_spared(monkeypatch, masks, tried, spared):
     """On such a device the CPU lists the resident experts, so every layer waits for the CPU."""
     monkeypatch.setenv("SPAC_FORM", masks)
-    assert spares_hand_offs(SimpleNamespace(device=SimpleNamespace(reads_masks=tried))) == spared
-    assert spares_hand_offs(SimpleNamespace(device=None))
+    assert spares_hand_offs(SimpleNamespace(reads_masks=tried)) == spared
+    assert spares_hand_offs(None)

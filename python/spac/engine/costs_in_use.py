@@ -41,7 +41,7 @@ class CostsInUse:
         """True if the costs at the start were measured in an earlier run."""
         guess = Costs.guessed(layers, n_tokens)
         start = known if known is not None else guess
-        self._spares, self._hand_off_s = spares_hand_offs(pair), start.hand_off_s
+        self._spares, self._hand_off_s = spares_hand_offs(pair.device), start.hand_off_s
         if not self._spares:  # A whole layer saves no hand-off here, so no plan should count on it.
             start, guess = replace(start, hand_off_s=0.0), replace(guess, hand_off_s=0.0)
         try:
@@ -87,9 +87,9 @@ class TokenTime:
                 cache.store(key_of(self._pair), Costs((), 0.0, 0.0, times, times))
 
 
-def spares_hand_offs(pair: ModelPair) -> bool:
+def spares_hand_offs(device: _core.DeviceInfo | None) -> bool:
     """Return True if a layer whose experts are all resident runs without the CPU."""
-    device, chosen = pair.device, env.FORM.get("masks")
+    chosen = env.FORM.get("masks")
     return device is None or (device.reads_masks if chosen is None else chosen)
 
 
