@@ -6,16 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 
 namespace spac::kernels {
 namespace {
 
-std::atomic<bool> on{[] {
-    const char * setting = std::getenv("SPAC_CPU_KERNELS"); // spac/env.py
-    return setting == nullptr || std::strcmp(setting, "0") != 0;
-}()};
+std::atomic<bool> on{true};
 
 bool has(const Kernel & kernel, Way way) { return way == Way::ggml || kernel.dot[static_cast<size_t>(way)] != nullptr; }
 

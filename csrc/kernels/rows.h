@@ -68,7 +68,7 @@ void   choose(int type, Choice wanted); // a way that is not trusted becomes ggm
 bool computes_dense(int type, int64_t n_inputs);
 
 // Switches kernels on or off for the whole process, while nothing computes: all threads of a graph have to agree. They
-// are on at first, unless SPAC_CPU_KERNELS is 0. When they are off, ggml computes every pair.
+// are on at first. When they are off, ggml computes every pair.
 void enable(bool on);
 bool enabled();
 

@@ -32,7 +32,7 @@ def trusted_cpu_kernels() -> list[str]:
     """Return the types whose kernels are used: their results are ggml's on this machine, bit for bit."""
 
 def cpu_kernels_enabled() -> bool:
-    """Return True if the CPU computes with spac's kernels; SPAC_CPU_KERNELS, read once, sets the default."""
+    """Return True if the CPU computes with spac's kernels, as it does at first."""
 
 def set_cpu_kernels(on: bool) -> None:
     """Set for the whole process whether the CPU computes with spac's kernels or with ggml's own."""

@@ -77,21 +77,6 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Switch:
-    """A variable that is 1 or 0. An empty value counts as not set."""
-
-    name: str
-    doc: str
-
-    def get(self) -> bool | None:
-        """Return the value; None if it is not set. Raise InputError for any other value than 0 or 1."""
-        value = os.environ.get(self.name, "")
-        if value not in ("", "0", "1"):
-            raise InputError(f"{self.name}: '{value}' is neither 0 nor 1")
-        return None if value == "" else value == "1"
-
-
-@dataclass(frozen=True)
 class Parts:
     """A variable that switches parts of the mechanism: their names, with commas, "no-" before what is off.
 
@@ -228,6 +213,14 @@ FORM = Parts(
         "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "
         "the layer will probably leave to them into the processor's caches. Without a word, steps in turns "
         "decide if that is faster.",
+        "cpu-kernels": "The CPU takes the faster of llama.cpp's functions and spac's kernels, for each type "
+        "of weights. This is measured once per machine. Without it, llama.cpp's functions compute. The results "
+        "are the same. All CPUs with kernels do this.",
+        "pin-threads": "Each thread that computes is bound to the next best CPU: first threads of cores come "
+        "first, and performance cores come before others. Without it, the system places them. Without a "
+        "word, all threads share the best CPUs, as many as there are threads, on machines with two kinds of "
+        "cores or several NUMA nodes. Others leave it to the system, because a bound thread waits where "
+        "another program runs. The thread that decodes belongs to the application, and is never bound.",
         # No GPU has shown enough of this one to switch it on.
         "upload-threads": "Threads bring experts that are not pinned to pinned memory: for long prompts "
         "where that is faster than the driver's way, which the first such copy decides, and two threads for "
@@ -254,25 +247,11 @@ PIN_LIMIT = Size(
     "Experts beyond it are treated as with SPAC_FORM=no-pinned. If it is not set, all are pinned. Under "
     "WSL2, which pins no more, half of the memory is.",
 )
-CPU_KERNELS = Switch(
-    "SPAC_CPU_KERNELS",
-    "The CPU's kernels. 1 takes the faster of llama.cpp's functions and spac's kernels, for each type of "
-    "weights. This is measured once per machine. 0 takes llama.cpp's functions. If it is not set, it is 1. "
-    "The results are the same.",
-)
 CPU_VARIANT = Choice(
     "SPAC_CPU_VARIANT",
     ("baseline", "avx2", "avx512"),
     "For tests: the variant of a wheel's library. If it is not set, the CPU's instruction sets decide. A "
     "build from source has one library, made for its machine.",
-)
-PIN_THREADS = Switch(
-    "SPAC_PIN_THREADS",
-    "1 binds each thread that computes to the next best CPU: first threads of cores come first, and "
-    "performance cores come before others. 0 leaves the choice to the system. If it is not set, all threads "
-    "share the best CPUs, as many as there are threads, on machines with two kinds of cores or several NUMA "
-    "nodes. Other machines do as with 0, because a bound thread waits where another program runs. The "
-    "thread that decodes belongs to the application, and is never bound.",
 )
 CACHE_HOME = Folder(
     "XDG_CACHE_HOME",

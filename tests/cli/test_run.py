@@ -142,7 +142,7 @@ def test_the_cpu_as_device_is_plain_llama_cpp(spac_run, target):
 def test_without_kernels_of_spac_llama_cpp_repacks_what_it_can(spac_run, tiny_model):
     target = tiny_model("qwen3moe", n_expert=8, types={"*_exps": "Q4_0"})
     options = ("-m", target, "-p", "def f(", "-n", 2, "--device", "cpu", "--verbose")
-    outcomes = [spac_run(*options, env={"SPAC_CPU_KERNELS": on}) for on in ("0", "1")]
+    outcomes = [spac_run(*options, env={"SPAC_FORM": form}) for form in ("no-cpu-kernels", "")]
     assert [outcome.code for outcome in outcomes] == [0, 0]
     repacked = ["CPU_REPACK" in outcome.err for outcome in outcomes]
     if "AVX2 = 1" in _core.system_info():

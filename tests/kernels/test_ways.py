@@ -145,19 +145,19 @@ print(_core.cpu_kernels_enabled())
 
 
 def test_llama_cpp_s_functions_can_be_fixed(cache: Path) -> None:
-    env = {**os.environ, "SPAC_CPU_KERNELS": "0"}
+    env = {**os.environ, "SPAC_FORM": "no-cpu-kernels"}
     done = subprocess.run([sys.executable, "-c", OFF], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     assert not cache.exists()
 
 
 def test_a_wrong_setting_is_one_line(cache: Path) -> None:
-    env = {**os.environ, "SPAC_CPU_KERNELS": "512"}
+    env = {**os.environ, "SPAC_FORM": "cpu-kernels=512"}
     done = subprocess.run(
         [sys.executable, "-m", "spac.run"], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
-    assert "SPAC_CPU_KERNELS: '512' is neither 0 nor 1" in done.stderr
+    assert "SPAC_FORM: 'cpu-kernels=512' is not valid" in done.stderr
     assert "Traceback" not in done.stderr
 
 

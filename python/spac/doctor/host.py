@@ -117,8 +117,8 @@ def _kernels(target: Path | None) -> Finding:
     name = "cpu kernels"
     if not there:
         return Finding(name, "off", "none", "this build has no AVX2, FMA and F16C: llama.cpp's own are used")
-    if not _core.cpu_kernels_enabled():
-        return Finding(name, "off", f"{len(there)} types", "SPAC_CPU_KERNELS=0: llama.cpp's own are used")
+    if env.FORM.get("cpu-kernels") is False or not _core.cpu_kernels_enabled():
+        return Finding(name, "off", f"{len(there)} types", f"{env.FORM.name}: llama.cpp's own are used")
     threads = physical_cores()
     types = kernels.kept_times(threads) if target is None else check_model(target).types
     chosen = kernels.described(kernels.choose(types, threads))

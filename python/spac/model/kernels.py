@@ -39,6 +39,7 @@ Times = Mapping[str, Sequence[float]]
 "dense" has those of llama.cpp's kernels for dense matrices, if their results are the same. There are none for
 one row, so its first is 0.
 """
+_allowed = True  # as the environment said last
 Choice = tuple[str, str, bool]
 """The ways for one row and for several, and True if the latter computes dense matrices too."""
 
@@ -48,12 +49,16 @@ def choose(types: Iterable[str], threads: int) -> dict[str, Choice]:
 
     The types' names are GGUF's or ggml's. Types without kept times are measured with this number of threads,
     which takes about a quarter of a second each. Types without kernels are left out. Nothing is measured with
-    SPAC_CPU_KERNELS=0.
+    SPAC_FORM=no-cpu-kernels.
     """
     _core.set_uneven_cores(mixes_kinds(read_cpus(), threads))
     names = {ggml_name(kind) for kind in types}
     wanted = [kind for kind in _core.trusted_cpu_kernels() if kind in names]
-    if env.CPU_KERNELS.get() is not False:
+    global _allowed
+    if (allowed := env.FORM.get("cpu-kernels") is not False) is not _allowed:
+        _core.set_cpu_kernels(allowed)
+        _allowed = allowed
+    if allowed:
         for kind, times in measured(wanted, threads).items():
             _core.choose_cpu_kernels(kind, *fastest(times))
     return {kind: _core.chosen_cpu_kernels(kind) for kind in wanted}
