@@ -41,7 +41,7 @@ from bench.schedulers.trace import Trace
 from spac import scheduler
 from spac.config import Slots
 from spac.errors import InputError
-from spac.scheduler.replay import Demand
+from spac.replay import Demand
 
 SCHEDULERS = (
     "static", *RIVALS, "lru", "ewma", PRINTED, "moe-spac", "moe-spac:learned=off", "logistic",
@@ -177,7 +177,7 @@ def check(args: argparse.Namespace) -> None:
     """Raise InputError for options that cannot be used, before anything runs."""
     for name in args.schedulers:
         subject = scheduler.make(name)
-        if subject.wants_draft_routes or subject.wants_target_routes:
+        if subject.routers is not None:
             raise InputError(f"scheduler '{subject.name}' follows a draft, and traces have none")
     if args.tokens is not None and args.tokens < 1:
         raise InputError("--tokens must be at least 1")

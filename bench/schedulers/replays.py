@@ -11,7 +11,7 @@ from bench.schedulers.simulation import Simulation
 from spac import _core, scheduler
 from spac.config import Slots
 from spac.costs import Costs
-from spac.scheduler.replay import Demand, replay
+from spac.replay import Demand, replay
 
 PRINTED = "moe-spac:paper"
 """MoE-SpAc as its paper prints it."""

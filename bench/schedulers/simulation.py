@@ -23,8 +23,8 @@ import numpy as np
 from bench.schedulers.machine import Known, Machine, Model
 from spac import _core
 from spac.machine.arrays import BoolArray, Int32Array
+from spac.replay import Demand, at_verification
 from spac.scheduler import Event, Plan, Scheduler, View
-from spac.scheduler.replay import Demand
 
 Expert = tuple[int, int]  # layer, index
 AT_ONCE = 2
@@ -161,19 +161,12 @@ class Simulation:
                 link.follow(plan)
 
         ask(Event.START, view)
-        routes = demand.routes if scheduler.wants_routes else None
         spent, before = Spent(), 0
         for step, counts in enumerate(demand.counts):
             if step == judged_from:
                 spent, before = Spent(), link.uploads
-            verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
-            self._step(counts, verified, accepted, link, spent)
-            now = replace(
-                view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified,
-                n_accepted=accepted, text=0 if demand.texts is None else int(demand.texts[step]),
-                routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
-            )  # fmt: skip
-            ask(Event.VERIFY_END, now)
+            self._step(counts, int(demand.verified[step]), int(demand.accepted[step]), link, spent)
+            ask(Event.VERIFY_END, at_verification(view, demand, step, scheduler))
         spent.uploads = link.uploads - before
         return spent
 

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from spac.errors import InputError
 from spac.machine.arrays import Int32Array
 from spac.machine.files import write_atomically
+from spac.replay import Demand
 from spac.scheduler.base import Layer
-from spac.scheduler.replay import Demand
 
 
 @dataclass(frozen=True)

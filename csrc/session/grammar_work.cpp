@@ -8,8 +8,8 @@
 #include <exception>
 #include <utility>
 
-extern void (*llama_grammar_count_steps)(size_t n_elements, size_t n_stacks); // patches/0006-server.patch
-extern void (*llama_grammar_count_looks)(size_t n);
+void llama_grammar_count_steps(size_t n_elements, size_t n_stacks); // patches/0006-server.patch calls these
+void llama_grammar_count_looks(size_t n);
 
 namespace spac {
 namespace {
@@ -33,14 +33,6 @@ void count(uint64_t work, uint64_t bytes) {
             (call_work > most_work ? std::string("0.5 s") : std::to_string(most_bytes / 1'000'000) + " MB"));
     }
 }
-
-[[maybe_unused]] const bool counts = [] {
-    llama_grammar_count_steps = [](size_t n_elements, size_t n_stacks) {
-        count(step_cost + element_cost * n_elements + stack_cost * n_stacks, step_bytes + element_bytes * n_elements);
-    };
-    llama_grammar_count_looks = [](size_t n) { count(call_cost + look_cost * n, 0); };
-    return true;
-}();
 
 bool has_end(const llama_grammar & grammar) {
     return std::any_of(grammar.stacks.begin(), grammar.stacks.end(), [](const auto & stack) { return stack.empty(); });
@@ -146,3 +138,10 @@ llama_grammar * SPAC_INIT(__wrap_)(const llama_vocab * vocab, const char * text,
         [&] { grammar = SPAC_INIT(__real_)(vocab, text, root, lazy, patterns, n_patterns, tokens, n_tokens); });
     return grammar;
 }
+
+void llama_grammar_count_steps(size_t n_elements, size_t n_stacks) {
+    spac::count(spac::step_cost + spac::element_cost * n_elements + spac::stack_cost * n_stacks,
+                spac::step_bytes + spac::element_bytes * n_elements);
+}
+
+void llama_grammar_count_looks(size_t n) { spac::count(spac::call_cost + spac::look_cost * n, 0); }

@@ -12,11 +12,10 @@
 #include <utility>
 #include <vector>
 
-namespace jinja { // patches/0006-server.patch
-extern void (*count_step)();
-extern void (*count_made)(const value & made);
-extern void (*check_stored)(const value & in, const value & what);
-extern void (*check_call)(const std::string & name, const func_args & args);
+namespace jinja { // patches/0006-server.patch calls these
+value counted(const statement & what, context & where);
+void  check_stored(const value & in, const value & what);
+void  check_call(const std::string & name, const func_args & args);
 } // namespace jinja
 
 namespace spac {
@@ -190,14 +189,6 @@ void check_call(const std::string & name, const jinja::func_args & args) {
     }
 }
 
-[[maybe_unused]] const bool counts = [] {
-    jinja::count_step   = count_step;
-    jinja::count_made   = count_made;
-    jinja::check_stored = [](const jinja::value & in, const jinja::value & what) { check_stored(in, what); };
-    jinja::check_call   = check_call;
-    return true;
-}();
-
 } // namespace
 
 void within_template_limits(const std::function<void()> & call) {
@@ -236,6 +227,17 @@ void check_template_length(const std::string & source) {
 }
 
 } // namespace spac
+
+jinja::value jinja::counted(const statement & what, context & where) {
+    spac::count_step();
+    value made = what.execute_impl(where);
+    spac::count_made(made);
+    return made;
+}
+
+void jinja::check_stored(const value & in, const value & what) { spac::check_stored(in, what); }
+
+void jinja::check_call(const std::string & name, const func_args & args) { spac::check_call(name, args); }
 
 // The linker sends calls from other source files here (--wrap), and calls of the __real_ names to llama.cpp's
 // functions.

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from bench.schedulers.belady import NEVER, belady, clairvoyant, next_use
 from spac import scheduler
-from spac.scheduler.replay import Demand, replay
+from spac.replay import Demand, replay
 
 SMALL = arrays(np.int32, st.tuples(st.integers(1, 6), st.just(2), st.just(2)), elements=st.integers(0, 2))
 

@@ -14,7 +14,8 @@ from bench.schedulers.machine import MACHINES, Machine, Model
 from bench.schedulers.simulation import Simulation
 from spac import scheduler
 from spac.machine.arrays import Int32Array
-from spac.scheduler.replay import Demand, replay
+from spac.replay import Demand, replay
+from spac.scheduler.lru import LruScheduler
 from tools.twin.drift import Drift, simulate
 
 N_LAYER, N_EXPERT, N_USED = 6, 32, 4
@@ -124,7 +125,7 @@ def test_uploads_take_the_link_and_slow_the_cpu(name, link):
 def test_no_more_is_resident_than_there_are_slots():
     seen: list[Int32Array] = []
 
-    class Watched(scheduler.lru.LruScheduler):
+    class Watched(LruScheduler):
         def on(self, event, view):
             seen.append(np.sort(view.slot_of[view.slot_of >= 0]))
             return super().on(event, view)

@@ -17,7 +17,7 @@ import spac.demo as demo
 from spac.chat.commands import COMMANDS
 from spac.errors import InputError
 from spac.scheduler import make, names
-from spac.scheduler.choice import OPTIONS
+from spac.scheduler.choice import class_of
 from spac.serve.admin import VRAM
 from spac.serve.front import ANSWERS, READS, SHORT, TOOLS
 from spac.serve.metrics import METRICS
@@ -136,7 +136,7 @@ def test_every_scheduler_has_its_table():
 @pytest.mark.parametrize("name", names())
 def test_every_option_of_a_scheduler(name):
     table = options_of(name)
-    known = {item.name: item.default for item in dataclasses.fields(OPTIONS[name])}
+    known = {item.name: item.default for item in dataclasses.fields(class_of(name).option_type)}
     assert {key: default for key, (default, _) in table.items()} == {
         key: written(value) for key, value in known.items()
     }

@@ -14,7 +14,6 @@ from spac.cli import config_file
 from spac.cli.completion import parser_of
 from spac.cli.program import _INPUTS, _OUTPUTS
 from spac.config.grammar import of_file, of_schema_file
-from spac.costs.model import Costs
 from spac.errors import InputError
 from spac.machine import files
 from spac.model import kernels
@@ -114,8 +113,6 @@ def test_deep_json(tmp_path, monkeypatch):
         Conversation.load(path)
     with pytest.raises(InputError, match="not valid JSON"):
         of_schema_file(path)
-    with pytest.raises(InputError, match="these are no costs"):
-        Costs.from_json(DEEP)
     monkeypatch.setattr(kernels, "kept_file", lambda _: (path, {}))
     assert kernels.kept_times(1) == {}
     path.write_text(f"a = {DEEP}")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from spac.costs import Costs, ExpertCosts
-from spac.costs.estimator import StepTimes
 from spac.scheduler import Layer
 
 LAYER_COST = np.dtype(
@@ -24,6 +23,22 @@ EXPERT = ExpertCosts(
     upload_s=20e-6,
     upload_busy_s=30e-6,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """The part of `_core.Step` from which costs are learned."""
+
+    n_drafted: int
+    n_verified: int
+    layer_costs: np.ndarray
+    draft_ns: float
+    verify_ns: float
+    sample_ns: float = 0.0
+    upload_bytes: int = 0
+    upload_ns: float = 0.0
+
+
 LAYERS = [Layer(f"layer {i}", 32, 4, 100_000, 0) for i in range(5)]
 
 
@@ -82,10 +97,10 @@ def steps(
             total += host + wait
         yield StepTimes(
             n_drafted=n - 1,
-            draft_s=true.draft(n - 1) * noise[-1] * (100 if stalled == len(layers) else 1),
             n_verified=n,
-            verify_s=total + dense + late,
-            layers=work,
+            layer_costs=work,
+            draft_ns=1e9 * true.draft(n - 1) * noise[-1] * (100 if stalled == len(layers) else 1),
+            verify_ns=1e9 * (total + dense + late),
             upload_bytes=20 * layers[0].expert_bytes,
-            upload_s=20 * true.experts[0].upload_busy_s * noise[-2],
+            upload_ns=1e9 * 20 * true.experts[0].upload_busy_s * noise[-2],
         )

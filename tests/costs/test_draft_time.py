@@ -67,8 +67,9 @@ def test_the_governor_reads_what_the_costs_have_learned():
     governor = RooflineGovernor(8, draft_time=estimator.draft_time, clock=lambda: 0.0)
     for step in itertools.islice(steps(true, 0.2, 1, stalls=0.0), 60):
         governor.choose(100)
-        estimator.observe(step)
+        estimator.observe(step, step.n_drafted)
         before = estimator.costs.draft(8)
-        governor.observe(step.n_drafted, 0, step.draft_s, step.draft_s + step.verify_s)
+        draft_s, verify_s = step.draft_ns * 1e-9, step.verify_ns * 1e-9
+        governor.observe(step.n_drafted, 0, draft_s, draft_s + verify_s)
         assert estimator.costs.draft(8) == before
     assert before == pytest.approx(true.draft(8), rel=0.1)

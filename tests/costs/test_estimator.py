@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac.costs import Costs
-from spac.costs.estimator import CostEstimator, StepTimes
+from spac.costs.estimator import CostEstimator
 from spac.costs.robust import RobustFit, RobustTable
 from spac.errors import InputError
 from spac.scheduler import Layer
-from tests.costs.machine import LAYER_COST, LAYERS, costs, steps, wrong
+from tests.costs.machine import LAYER_COST, LAYERS, StepTimes, costs, steps, wrong
 
 FACTORS = st.sampled_from((0.1, 0.3, 1.0, 3.0, 10.0))
 N_STEPS = 400
@@ -25,7 +25,7 @@ N_STEPS = 400
 def after(start: Costs, true: Costs, share: float, seed: int, n_steps: int = N_STEPS) -> Costs:
     estimator = CostEstimator(start, LAYERS)
     for step in itertools.islice(steps(true, share, seed), n_steps):
-        estimator.observe(step)
+        estimator.observe(step, step.n_drafted)
     return estimator.costs
 
 
@@ -74,9 +74,9 @@ def test_a_machine_that_slows_down_is_followed():
     true, slow = costs(), wrong(costs(), itertools.repeat(3.0))
     estimator = CostEstimator(true, LAYERS)
     for step in itertools.islice(steps(true, 0.2, 1), 100):
-        estimator.observe(step)
+        estimator.observe(step, step.n_drafted)
     for step in itertools.islice(steps(slow, 0.2, 2), N_STEPS):
-        estimator.observe(step)
+        estimator.observe(step, step.n_drafted)
     found = estimator.costs
     assert found.experts[0].cpu_s(20, 14) == pytest.approx(slow.experts[0].cpu_s(20, 14), rel=0.1)
     assert found.draft(8) == pytest.approx(slow.draft(8), rel=0.1)
@@ -116,7 +116,7 @@ def test_pools_have_costs_of_their_own():
     true = Costs((small, large), 2e-4, 3e-4, costs().verify_s, costs().dense_s)
     estimator = CostEstimator(wrong(true, itertools.repeat(5.0)), layers)
     for step in itertools.islice(steps(true, 0.2, 3, layers), N_STEPS):
-        estimator.observe(step)
+        estimator.observe(step, step.n_drafted)
     for found, real in zip(estimator.costs.experts, (small, large), strict=True):
         assert found.cpu_s(20, 14) == pytest.approx(real.cpu_s(20, 14), rel=0.1)
     with pytest.raises(InputError, match="pools"):
@@ -142,7 +142,8 @@ def test_strange_steps_leave_costs_that_are_times(n_layer, seed):
             work[f"{side}_activations"] = work[f"{side}_distinct"] * rng.integers(1, 4, n_layer)
         seconds = float(work["host_ns"].sum() + work["wait_ns"].sum()) * 1e-9 + 1e-3 * rng.random()
         n_drafted, n_verified = int(rng.integers(0, 9)), int(rng.integers(1, 10))
-        estimator.observe(StepTimes(n_drafted, 1e-3 * rng.random(), n_verified, seconds, work))
+        step = StepTimes(n_drafted, n_verified, work, 1e6 * rng.random(), 1e9 * seconds)
+        estimator.observe(step, n_drafted)
     assert estimator.costs != start  # the costs refuse values that are no times
 
 
@@ -168,7 +169,7 @@ def whole_layer_steps(true: Costs, whole: list[bool], seed: int) -> Iterator[Ste
             work[i] = (host * 1e9, wait * 1e9, 4 - hits, 4 - hits, hits, hits, 0)
             idle, total = max(0.0, device - host), total + wait + host
         yield StepTimes(
-            n_drafted=0, draft_s=0.0, n_verified=1, verify_s=total + idle, layers=work,
+            n_drafted=0, n_verified=1, layer_costs=work, draft_ns=0.0, verify_ns=1e9 * (total + idle),
         )  # fmt: skip
 
 
@@ -180,6 +181,6 @@ def test_what_whole_layers_are_spared_is_seen(start, whole):
     true = replace(costs(), hand_off_s=30e-6, dense_s=(2e-3,) * 9)
     estimator = CostEstimator(replace(true, hand_off_s=start), layers)
     for step in itertools.islice(whole_layer_steps(true, whole, 1), N_STEPS):
-        estimator.observe(step)
+        estimator.observe(step, step.n_drafted)
     closed = any(whole[i] and not whole[i - 1] and False in whole[i:] for i in range(1, len(whole)))
     assert estimator.costs.hand_off_s == pytest.approx(30e-6 if closed else start, rel=0.15)

@@ -10,11 +10,11 @@ import pytest
 from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
+from spac.papers.moe_speq import MoeSpeqScheduler
 from spac.run import main
 from spac.scheduler import Event, Plan, View
-from spac.scheduler.moe_speq import MoeSpeqScheduler
 from spac.stats.recording import Recorder
-from tests.scheduler.fidelity import Fidelity
+from tests.papers.fidelity import Fidelity
 from tools.self_draft import quantize
 
 N_EXPERT, N_USED = 32, 4

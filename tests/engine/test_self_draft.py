@@ -15,7 +15,7 @@ from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import in_use
 from spac.run import main
 from spac.stats.recording import Recorder
-from tests.scheduler.fidelity import Fidelity
+from tests.papers.fidelity import Fidelity
 
 N_LAYER = 5
 

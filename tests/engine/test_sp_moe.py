@@ -12,12 +12,12 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.papers.sp_moe import SpMoeScheduler
+from spac.replay import replay
 from spac.run import main
 from spac.scheduler import Event, Plan, Scheduler, make
 from spac.scheduler.demand import Demand
-from spac.scheduler.replay import replay
-from spac.scheduler.sp_moe import SpMoeScheduler
-from tests.scheduler.fidelity import Fidelity
+from tests.papers.fidelity import Fidelity
 from tools.models.variants import dense_sibling
 from tools.self_draft import quantize
 
@@ -29,7 +29,7 @@ class Predictions(Scheduler):
 
     name = "predictions"
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_target_routes = wants_routes = True
+    routers, wants_routes = "target", True
 
     def __init__(self) -> None:
         self.by_token: list[int] = []

@@ -11,10 +11,10 @@ import pytest
 from spac import _core, demo, env
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import GpuLayers, VramLimit
-from spac.costs.cache import Key
 from spac.doctor.devices import vram
 from spac.doctor.selftest import decode
 from spac.engine import Engine
+from spac.engine.costs_in_use import key_of
 from spac.errors import InputError
 from spac.model import placement
 from spac.model.devices import choose_devices
@@ -214,7 +214,7 @@ def test_costs_are_kept_apart_from_those_of_the_split():
     keys = []
     for options in ({}, {"slots": 8}):
         with closing(ModelPair(config(demo.TARGET, **options), None)) as pair:
-            keys.append(Key.of(pair).device)
+            keys.append(key_of(pair).device)
     assert keys[0] != keys[1]
 
 

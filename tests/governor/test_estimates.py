@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac.governor.acceptance import Rate, optimistic
-from spac.governor.times import Misses, SizeTimes, Speed
+from spac.governor.times import MachineSpeed, Misses, SizeTimes
 
 
 def feed(rate, chances, steps, rng):
@@ -118,7 +118,7 @@ def test_times_from_before_lend_their_shape():
 
 
 def test_the_speed_is_everybodys():
-    speed = Speed()
+    speed = MachineSpeed()
     for _ in range(60):
         speed.observe(3.0, 2.0)
     assert speed.factor == pytest.approx(1.5, rel=0.03)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spac.governor.model import Costs, best, curve, longest_within, tokens
+from spac.governor.model import StepCosts, best, curve, longest_within, tokens
 
 chances = st.floats(0, 1)
 seconds = st.floats(1e-6, 10)
@@ -19,7 +19,7 @@ def models(draw):
     kinds = ((chances, n), (chances | st.just(1.0), n), (seconds, n + 1), (st.floats(0, 500), n + 1))
     lists = [draw(st.lists(each, min_size=size, max_size=size)) for each, size in kinds]
     accept, go_on, verify, misses = map(np.array, lists)
-    costs = Costs(draw(st.floats(0, 1)), draw(st.floats(0, 1)), verify, misses, draw(st.floats(0, 1e-2)))
+    costs = StepCosts(draw(st.floats(0, 1)), draw(st.floats(0, 1)), verify, misses, draw(st.floats(0, 1e-2)))
     return accept, go_on, costs
 
 
@@ -79,15 +79,15 @@ def test_no_draft_within_the_budget_takes_longer(model, budget):
 def test_the_targets_own_token_counts():
     """Eq. 2 as printed would have 0 tokens at k = 0, so that k = 0 could never win."""
     assert tokens(np.array([0.5, 0.5]), np.ones(2)).tolist() == [1.0, 1.5, 1.75]
-    free = Costs(0.0, 0.0, np.ones(3), np.zeros(3), 0.0)
-    doubled = Costs(0.0, 0.0, np.array([1.0, 2.0, 3.0]), np.zeros(3), 0.0)
+    free = StepCosts(0.0, 0.0, np.ones(3), np.zeros(3), 0.0)
+    doubled = StepCosts(0.0, 0.0, np.array([1.0, 2.0, 3.0]), np.zeros(3), 0.0)
     half = np.full(2, 0.5)
     assert best(curve(half, np.ones(2), free).theta, 2) == 2
     assert best(curve(half, np.ones(2), doubled).theta, 2) == 0
 
 
 def test_a_budget_that_nothing_fits_into_leaves_decoding_without_draft():
-    costs = Costs(0.0, 0.1, np.ones(4), np.zeros(4), 0.0)
+    costs = StepCosts(0.0, 0.1, np.ones(4), np.zeros(4), 0.0)
     points = curve(np.ones(3), np.ones(3), costs)
     assert longest_within(points, 0.5) == 0
     assert longest_within(points, 1.25) == 2

@@ -14,12 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "spac"
-MOST_ENTRIES = 27
+MOST_ENTRIES = 29
 
 ROOMS = (
-    "errors", "demo", "machine", "env", "_library", "costs", "scheduler", "governor", "config", "stats",
-    "model", "engine", "cli", "run", "chat", "llama_cpp_python", "exec", "doctor", "models", "bench",
-    "report", "serve", "rpc_server",
+    "errors", "demo", "machine", "env", "_library", "costs", "scheduler", "papers", "replay", "governor",
+    "config", "stats", "model", "engine", "cli", "run", "chat", "llama_cpp_python", "exec", "doctor",
+    "models", "bench", "report", "serve", "rpc_server",
 )  # fmt: skip
 """The rooms, low to high. A room imports itself and lower ones, even in a function or for types alone.
 
@@ -37,7 +37,7 @@ SURFACE = {
     "spac": "Llama enable disable __version__",
     "spac.config": "COUNT CONTEXT CONTEXT_GROUP DRAFT DRAFT_TYPES FIXED_LENGTH LONGEST PROBABILITY "
     "ContextConfig EngineConfig Range SamplingConfig Slots StreamBatch VramLimit names_in option",
-    "spac.costs": "SCHEMA Costs ExpertCosts Layer LiveCosts",
+    "spac.costs": "SCHEMA Costs ExpertCosts LiveCosts",
     "spac.engine": "Chat Delta Engine EngineConfig Generation InputError LoadProgress Recorder "
     "SamplingConfig Scheduler",
     "spac.errors": "Cancelled DeviceError InputError InternalError OutOfMemoryError SpacError one_line",
@@ -45,6 +45,7 @@ SURFACE = {
     "spac.scheduler": "Event Layer Plan Scheduler View make names parse share_slots",
     "spac.scheduler.base": "Event Layer Plan Scheduler View share_slots",
     "spac.scheduler.ewma": "best_per_pool",
+    "spac.replay": "Demand replay",
     "spac.stats": "SCHEMA Meter RunStats Setting ratio",
     "spac.demo": "TARGET DRAFT PROMPT SAMPLING",
     **{f"spac.{name}": "main" for name in (*PROGRAMS, "cli")},
@@ -121,6 +122,15 @@ def test_arrows_go_down():
         and (module, name) not in EXCEPTIONS
     ]
     assert not up, "\n".join(up)
+
+
+def test_the_papers_are_known_by_name_alone():
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for module, path in MODULES.items()
+        for line, name in imported(path)
+        if imported_room(name) == "papers" != room_of(module)
+    ]
 
 
 DECLARED = {"spac.errors", "spac.machine.device_memory", "spac.machine.files", "spac.scheduler.choice"}

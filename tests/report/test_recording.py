@@ -21,8 +21,8 @@ from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.papers.moe_spac import MoeSpacOptions
 from spac.report.figures import Recording, read
-from spac.scheduler.choice import MoeSpacOptions
 from spac.stats.recording import COUNTERS, Recorder
 from spac.stats.series import Series
 from tests.report.conftest import TIMEOUT_S, report_of

@@ -142,6 +142,11 @@ def test_a_plan_of_another_shape_is_refused():
 
 
 @pytest.mark.parametrize("name", scheduler.names())
+def test_a_name_is_that_of_its_scheduler(name):
+    assert scheduler.make(name).name == name
+
+
+@pytest.mark.parametrize("name", scheduler.names())
 @given(model=models())
 def test_no_plan_wants_more_than_the_slots(name, model):
     n_experts, pools, slots = model

@@ -141,7 +141,7 @@ def test_the_targets_routes_are_shown_while_it_drafts():
             return f"all {n}"
 
     class Watching(Scripted):
-        wants_target_routes = True
+        routers = "target"
         critical = np.array([2, 1], np.int32)
 
         def on(self, event, view):
@@ -180,7 +180,7 @@ def test_a_recorder_sees_more_of_the_targets_routes_than_the_scheduler():
             return np.tile(np.arange(3, dtype=np.int32), (3, n, 1))
 
     class Watching(Scripted):
-        wants_target_routes = True
+        routers = "target"
         critical = np.array([2, 1], np.int32)
 
         def on(self, event, view):

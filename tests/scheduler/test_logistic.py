@@ -16,9 +16,9 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.replay import Demand, replay
 from spac.scheduler import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.logistic import LogisticScheduler
-from spac.scheduler.replay import Demand, replay
 from tests.scheduler.reference_logistic import FEATURES, Reference
 from tests.scheduler.views import make_view, models
 

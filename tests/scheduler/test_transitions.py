@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bench.schedulers.trace import Trace
 from spac import scheduler
+from spac.replay import replay
 from spac.scheduler import Event, logistic
 from spac.scheduler.logistic import FLOOR, KEPT, SHRINK, LogisticScheduler, source_layers
-from spac.scheduler.replay import replay
 from tests.scheduler.reference_logistic import Reference, Transitions
 from tests.scheduler.test_logistic import views
 from tests.scheduler.views import make_view, models

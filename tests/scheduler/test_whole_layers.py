@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
+from spac.papers.moe_spac import MoeSpacScheduler
 from spac.scheduler import Event, Plan, Scheduler, View, whole_layers
 from spac.scheduler.logistic import LogisticScheduler
-from spac.scheduler.moe_spac import MoeSpacScheduler
 from tests.scheduler.reference_logistic import Reference
 from tests.scheduler.views import make_view, models
 

@@ -114,7 +114,7 @@ class Seen(Scheduler):
 
     name = "seen"
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_target_routes = True
+    routers = "target"
 
     def __init__(self, drafts: list[tuple[int, Any]]) -> None:
         self.drafts = drafts

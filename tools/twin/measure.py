@@ -16,7 +16,7 @@ import numpy as np
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.model.gguf.header import read_header
-from spac.scheduler.replay import Demand
+from spac.replay import Demand
 from spac.stats.recording import Recorder
 from tools.twin.drift import Locality
 

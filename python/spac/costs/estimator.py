@@ -10,7 +10,6 @@ CPU's waits, and the hand-off from the waits behind layers that need no CPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from spac.costs.device_time import DeviceTime, HandOffTime
 from spac.costs.draft_time import DraftTime
-from spac.costs.model import Costs, ExpertCosts, Layer
+from spac.costs.model import Costs, ExpertCosts, LayerSizes
 from spac.costs.robust import LEAST, RobustFit, RobustTable
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray
@@ -40,21 +39,7 @@ EAGER = 64
 _EVERY = 8  # later, one step of this many is used, because learning takes time
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """The times of one step of an engine."""
-
-    n_drafted: int
-    draft_s: float
-    n_verified: int
-    verify_s: float  # verification and sampling
-    layers: LayerCosts  # [L]: `Step.layer_costs`
-    upload_bytes: int = 0  # bytes of experts copied to the device since the last step
-    upload_s: float = 0.0  # the time of these copies
-    n_asked: int = 0  # the draft length that was asked for, where the draft stopped early
-
-
-class _Pool:
+class _PoolTimes:
     """The CPU's time for the experts of one pool, in both forms of `ExpertCosts`."""
 
     def __init__(self, start: ExpertCosts, members: BoolArray) -> None:
@@ -96,7 +81,7 @@ class _Pool:
 class CostEstimator:
     """The costs of a running engine, for one caller at a time."""
 
-    def __init__(self, start: Costs, layers: Sequence[Layer], *, measured: bool = True) -> None:
+    def __init__(self, start: Costs, layers: Sequence[LayerSizes], *, measured: bool = True) -> None:
         """Start from measured or guessed costs of a model with these layers.
 
         A guess of T_draft gives way to the first draft. Raise InputError if `start` has another number of
@@ -105,7 +90,7 @@ class CostEstimator:
         of_layer = np.array([layer.pool for layer in layers], np.int32)
         if len(start.experts) != len(set(of_layer.tolist())):
             raise InputError(f"costs of {len(start.experts)} pools are not of this model")
-        self._pools = [_Pool(costs, of_layer == pool) for pool, costs in enumerate(start.experts)]
+        self._pools = [_PoolTimes(costs, of_layer == pool) for pool, costs in enumerate(start.experts)]
         sizes = {layer.pool: layer.expert_bytes for layer in layers}
         guesses = [ExpertCosts.guessed(sizes[pool]).device_expert_s for pool in range(len(sizes))]
         self._device = DeviceTime(
@@ -144,54 +129,33 @@ class CostEstimator:
             hand_off_s=self._hand_off.seconds(self._device.factor),
         )
 
-    @staticmethod
-    def skips(number: int) -> bool:
-        """Return True if `observe` learns only the draft from the step of this number, from 1."""
-        return number > EAGER and number % _EVERY != 0
-
-    def observe_step(self, step: _core.Step, n_asked: int) -> None:
-        """Learn from a step of one sequence, or only its draft if `skips` says so.
+    def observe(self, step: _core.Step, n_asked: int) -> None:
+        """Learn from a step of one sequence. Of most steps after the first ones, learn only the draft.
 
         n_asked: the draft length that the step was asked for.
         """
-        if self.skips(self.steps + 1):
-            self.draft_time.observe(n_asked, step.n_drafted, step.draft_ns * 1e-9)
-            self.steps += 1
-            return
-        self.observe(
-            StepTimes(
-                n_drafted=step.n_drafted,
-                draft_s=step.draft_ns * 1e-9,
-                n_verified=step.n_verified,
-                verify_s=(step.verify_ns + step.sample_ns) * 1e-9,
-                layers=step.layer_costs,
-                upload_bytes=step.upload_bytes,
-                upload_s=step.upload_ns * 1e-9,
-                n_asked=n_asked,
-            )
-        )
-
-    def observe(self, step: StepTimes) -> None:
-        """Learn from a step's times, or only its draft if `skips` says so."""
-        self.draft_time.observe(max(step.n_asked, step.n_drafted), step.n_drafted, step.draft_s)
+        self.draft_time.observe(n_asked, step.n_drafted, step.draft_ns * 1e-9)
         self.steps += 1
-        if self.skips(self.steps):
+        if self.steps > EAGER and self.steps % _EVERY:
             return
-        self._verify.observe(step.n_verified, step.verify_s)
+        layers, verify_s = step.layer_costs, (step.verify_ns + step.sample_ns) * 1e-9
+        self._verify.observe(step.n_verified, verify_s)
         for pool in self._pools:
-            pool.observe_host(step.layers)
-        if step.upload_bytes:
-            self._upload.observe((step.upload_bytes * self._upload_byte_s,), step.upload_s)
-        self._observe_device(step)
+            pool.observe_host(layers)
+        if n_bytes := step.upload_bytes:
+            self._upload.observe((n_bytes * self._upload_byte_s,), step.upload_ns * 1e-9)
+        self._observe_device(step.n_verified, layers, verify_s)
 
-    def _observe_device(self, step: StepTimes) -> None:
-        """Learn the device's time, the time without experts and the hand-off from the CPU's waits."""
-        n, layers = step.n_verified, step.layers
+    def _observe_device(self, n: int, layers: LayerCosts, verify_s: float) -> None:
+        """Learn the device's time, the time without experts and the hand-off from the CPU's waits.
+
+        n: the tokens of the step. verify_s: the seconds of verification and sampling.
+        """
         if layers["loaded_distinct"].any():
             return  # The waits have the link's time too.
         distinct = layers["device_distinct"].astype(np.float64)
         wait, host = layers["wait_ns"] * 1e-9, layers["host_ns"] * 1e-9
-        rest = step.verify_s - float(host.sum())
+        rest = verify_s - float(host.sum())
         if not wait.any():
             self._device.observe_total(distinct, rest - self._dense[n])
             return

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
@@ -14,10 +13,10 @@ from typing import Any, Protocol, Self
 from spac.errors import InputError
 
 SCHEMA = 1
-"""The version of the JSON form, which is raised when a field changes its meaning."""
+"""The version of the stored form, which is raised when a field changes its meaning."""
 
 
-class Layer(Protocol):
+class LayerSizes(Protocol):
     """The fields of an MoE layer that the guess uses (`spac._core.LayerInfo`, `spac.scheduler.Layer`)."""
 
     @property
@@ -141,7 +140,7 @@ class Costs:
         return _look_up(self.dense_s, n_tokens)
 
     @classmethod
-    def guessed(cls, layers: Sequence[Layer], n_tokens: int = 9) -> Self:
+    def guessed(cls, layers: Sequence[LayerSizes], n_tokens: int = 9) -> Self:
         """Return the costs to start from before anything is measured.
 
         The guess is that every token uses experts of its own, and that the rest of the model takes as long as
@@ -159,15 +158,15 @@ class Costs:
         sizes = range(1, max(n_tokens, len(self.verify_s)) + 1)
         return replace(self, verify_s=tuple(map(self.verify, sizes)), dense_s=tuple(map(self.dense, sizes)))
 
-    def to_json(self) -> str:
-        """Return one line of JSON that `from_json` reads."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)})
+    def to_dict(self) -> dict[str, Any]:
+        """Return a form for JSON that `from_dict` reads."""
+        return {"schema": SCHEMA, **asdict(self)}
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the costs in a text of `to_json`, or raise InputError if it is not one of this schema."""
+    def from_dict(cls, stored: Any) -> Self:
+        """Return the costs in a result of `to_dict`, or raise InputError if it is not one of this schema."""
         try:
-            values: dict[str, Any] = json.loads(text)
+            values: dict[str, Any] = dict(stored)
             if values.pop("schema") != SCHEMA:
                 raise ValueError("another schema")
             values["experts"] = tuple(ExpertCosts(**each) for each in values["experts"])

@@ -105,10 +105,10 @@ class Events:
         scheduler = self.driver.scheduler if self.driver is not None else None
         wanted = scheduler.events if scheduler is not None else frozenset()
         counts = self.driver is not None or bool(self.after_step)
-        loop.keep_draft_routes(scheduler is not None and scheduler.wants_draft_routes)
+        loop.keep_draft_routes(scheduler is not None and scheduler.routers == "draft")
         self.end()
         # With `settled`, each plan is carried out before the next event.
-        if scheduler is not None and scheduler.wants_draft_routes and self.settled is None:
+        if scheduler is not None and scheduler.routers == "draft" and self.settled is None:
             self._follower = DraftFollower(self._follow)
         beside = self.beside is not None and self.settled is None
         if beside and wanted == {Event.START, Event.VERIFY_END}:

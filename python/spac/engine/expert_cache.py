@@ -13,8 +13,8 @@ from spac.config import EngineConfig
 from spac.config.engine import DEFAULT_LOOKAHEAD
 from spac.config.values import StreamBatch
 from spac.costs import Costs
-from spac.costs.cache import CostsInUse, TokenTime
 from spac.costs.estimator import CostEstimator
+from spac.engine.costs_in_use import CostsInUse, TokenTime
 from spac.engine.prefill_streaming import PromptStreams
 from spac.engine.prompt_graphs import PromptGraphs, largest_graph, may_grow
 from spac.engine.rehearsal import rehearse, rehearses
@@ -153,10 +153,10 @@ class ExpertCache:
         if self._experts is None:
             return None
         scheduler = chosen if isinstance(chosen, Scheduler) else self._make(chosen)
-        if scheduler.wants_draft_routes:
-            check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
         routes = None
-        if scheduler.wants_target_routes:
+        if scheduler.routers == "draft":
+            check_foretells(scheduler.name, self._config, self._experts, self._pair.draft_experts)
+        elif scheduler.routers == "target":
             routes = watch_draft(scheduler.name, self._config, self._pair)
         self.scheduler_name, self._layers_ahead = scheduler.name, scheduler.lookahead
         self.scheduler_options = given_options(

@@ -27,7 +27,7 @@ from spac.machine.arrays import Float64Array
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepCosts:
     """The times of the parts of a step, in seconds; K is the longest draft."""
 
     draft_base: float
@@ -76,7 +76,7 @@ def tokens(accept: Float64Array, go_on: Float64Array) -> Float64Array:
     return result
 
 
-def curve(accept: Float64Array, go_on: Float64Array, costs: Costs) -> Curve:
+def curve(accept: Float64Array, go_on: Float64Array, costs: StepCosts) -> Curve:
     """Return the roofline's operating points.
 
     accept, go_on: float64 [K], p and c of the module's docstring.

@@ -7,9 +7,9 @@ machine works. It starts from measured costs, where there are some. Three things
 other's time. So now and then two steps are spent on the length that promises most for its cost. The promise
 is optimistic: it is higher where observations are few or old (`probes`).
 
-*Robust times.* Times are medians, and the machine has a common speed (`times.Speed`). The first step after a
-change of length builds its graphs anew, so it has no weight, unless that costs next to nothing. The cost of a
-change is part of the model: a length that is hardly better is not worth it.
+*Robust times.* Times are medians, and the machine has a common speed (`times.MachineSpeed`). The first step
+after a change of length builds its graphs anew, so it has no weight, unless that costs next to nothing. The
+cost of a change is part of the model: a length that is hardly better is not worth it.
 
 *Little time of its own.* A step's observation is a few scalars. A decision is made when the steps since the
 last decision took `_PATIENCE` times as long as a decision. That is at every step of a large model, and at
@@ -25,14 +25,14 @@ from time import perf_counter
 
 import numpy as np
 
-from spac.costs import Costs as MeasuredCosts
+from spac.costs import Costs
 from spac.costs.draft_time import DraftTime
 from spac.errors import InputError
 from spac.governor import probes
 from spac.governor.acceptance import Rate, optimistic
 from spac.governor.base import Governor
-from spac.governor.model import Costs, Curve, best, curve, longest_within, tokens
-from spac.governor.times import KEPT, Misses, SizeTimes, Speed
+from spac.governor.model import Curve, StepCosts, best, curve, longest_within, tokens
+from spac.governor.times import KEPT, MachineSpeed, Misses, SizeTimes
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 _PATIENCE = 150.0  # ratio of the time between decisions to that of a decision, which thus takes below 1 %
@@ -51,7 +51,7 @@ class RooflineGovernor(Governor):
         *,
         shortest: int = 0,
         budget_s: float | None = None,
-        costs: MeasuredCosts | None = None,
+        costs: Costs | None = None,
         draft_time: DraftTime | None = None,
         resident: Callable[[], BoolArray] | None = None,
         foreseen: Callable[[], Float64Array | None] | None = None,
@@ -73,7 +73,7 @@ class RooflineGovernor(Governor):
         self._resident, self._foreseen, self._clock = resident, foreseen, clock
         self._accept, self._go_on = Rate(longest, 0.7), Rate(longest, 1.0)
         self._times = SizeTimes(longest + 1)
-        self._speed, self._misses = Speed(), Misses(longest + 1)
+        self._speed, self._misses = MachineSpeed(), Misses(longest + 1)
         self._learns_draft = draft_time is None
         self._draft = draft_time if draft_time is not None else DraftTime()
         self._price = 0.0
@@ -102,7 +102,7 @@ class RooflineGovernor(Governor):
         self._since_s, self._own_s = 0.0, 0.0  # time of the steps since the last decision; of a decision
         self._refreshed_s = self._next_look_s = 0.0
         self.curve: Curve | None = None
-        """The model as of the last decision, in seconds at a speed of 1 (`times.Speed`)."""
+        """The model as of the last decision, in seconds at a speed of 1 (`times.MachineSpeed`)."""
         self._cycle = self._verify = self._tokens = [0.0] * (longest + 1)
 
     @property
@@ -269,13 +269,13 @@ class RooflineGovernor(Governor):
             self._splits = True
             self._times.shift(-self._price * self._misses.expected)
 
-    def _costs(self) -> Costs:
+    def _costs(self) -> StepCosts:
         misses = self._misses.expected if self._splits else self._no_misses
         missed_s = self._price * misses
         total = np.maximum(self._times.estimate(missed_s) + missed_s, 1e-9)
         self._verify = total.tolist()
         base_s, token_s = self._draft.base_s / self._speed.factor, self._draft.token_s / self._speed.factor
-        return Costs(base_s, token_s, total - missed_s, misses, self._price)
+        return StepCosts(base_s, token_s, total - missed_s, misses, self._price)
 
     def _with_changes(self, cycle: Float64Array) -> Float64Array:
         """Return `cycle` with the cost of a change of length, float64 [K + 1].

@@ -31,9 +31,9 @@ class SizeTimes:
     """Estimates a time by batch size from the median of each size's last observations.
 
     Times are monotone, and interpolated between sizes. Observations come in units of the machine's present
-    speed, see `Speed`. An observation in passing comes just after a change of the batch size, when graphs are
-    built anew. It can only be too long, so it counts until two better ones are there. Of two observations the
-    shorter one holds, because interruptions only lengthen.
+    speed, see `MachineSpeed`. An observation in passing comes just after a change of the batch size, when
+    graphs are built anew. It can only be too long, so it counts until two better ones are there. Of two
+    observations the shorter one holds, because interruptions only lengthen.
     """
 
     def __init__(self, n: int) -> None:
@@ -153,7 +153,7 @@ def _monotone(values: Float64Array, weights: Float64Array) -> Float64Array:
     return np.array([mean for mean, _, members in blocks for _ in range(members)])
 
 
-class Speed:
+class MachineSpeed:
     """Estimates how much slower the machine is now than in the units of kept times; 1 at first.
 
     All sizes share it. Other processes or a warm processor slow the next step too, whatever its length. So

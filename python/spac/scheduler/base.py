@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
+from spac.scheduler.options import Options
 
 StateArrays = dict[str, npt.NDArray[Any]]
 """The arrays that a scheduler learned, by name; see `Scheduler.state`."""
@@ -35,9 +36,8 @@ class Event(StrEnum):
 
     START = "start"  # after empty slots have been attached, and again when their number has changed
     # The draft has computed a layer of its next token. `View.draft_routes` has what the target's routers
-    # choose for it. Only schedulers with `wants_target_routes` are asked, on a thread of its own, and as
-    # often as they can be: with several layers at once if those have come meanwhile. Deterministic runs do
-    # not ask.
+    # choose for it. Only schedulers with `routers` "target" are asked, on a thread of its own, and as often
+    # as they can be: with several layers at once if those have come meanwhile. Deterministic runs do not ask.
     DRAFT_LAYER = "draft_layer"
     DRAFT_TOKEN = "draft_token"  # a token has been drafted
     DRAFT_END = "draft_end"  # the draft is complete, and the target has not evaluated it yet
@@ -98,14 +98,14 @@ class View:
     draft_routes: Int32Array | None = None
     """The predicted choices of routers, int32 [L, T, U], for schedulers that ask, -1 where there is none.
 
-    They are the choices of the draft's own routers (`wants_draft_routes`), or of the target's routers for the
-    draft's hidden states (`wants_target_routes`), best first. They are there at DRAFT_TOKEN and DRAFT_END,
-    and cover the first T tokens that will be verified. The evaluation of a token yields the next token. So
-    after n drafted tokens T is n: the token before the draft comes first, and the n-th drafted token is
-    missing. If the draft ended at a token that it refused, the n-th is there too and T = n + 1. T is 0
-    without a draft. At DRAFT_LAYER the last token is the one that the draft computes, as far as its layers
-    are known. If several slots of llama.cpp's loop draft in a step, their drafts follow one another. Then
-    DRAFT_TOKEN also comes behind a token at which a slot's draft ended, and its `n_drafted` is T.
+    They are the choices of the draft's own routers, or of the target's routers for the draft's hidden states
+    (`Scheduler.routers`), best first. They are there at DRAFT_TOKEN and DRAFT_END, and cover the first T
+    tokens that will be verified. The evaluation of a token yields the next token. So after n drafted tokens T
+    is n: the token before the draft comes first, and the n-th drafted token is missing. If the draft ended at
+    a token that it refused, the n-th is there too and T = n + 1. T is 0 without a draft. At DRAFT_LAYER the
+    last token is the one that the draft computes, as far as its layers are known. If several slots of
+    llama.cpp's loop draft in a step, their drafts follow one another. Then DRAFT_TOKEN also comes behind a
+    token at which a slot's draft ended, and its `n_drafted` is T.
     """
 
     @property
@@ -211,6 +211,8 @@ class Scheduler(ABC):
     """A scheduler decides which experts are resident. One object serves one model, from one thread."""
 
     name: ClassVar[str]
+    option_type: ClassVar[type[Options]] = Options
+    """The options that the constructor takes, by name."""
     events: ClassVar[frozenset[Event]] = frozenset({Event.START, Event.VERIFY_END})
     """The events for which `on` is called. Other events cost nothing."""
     by_recency: ClassVar[bool] = False
@@ -226,33 +228,26 @@ class Scheduler(ABC):
 
     Each token comes as a VERIFY_END of one token. These tokens are no steps, and nothing counts their hits.
     """
-    wants_draft_routes: ClassVar[bool] = False
-    """True if `View.draft_routes` is filled.
+    routers: ClassVar[Literal["draft", "target"] | None] = None
+    """The model whose routers fill `View.draft_routes`. None: it is None and costs nothing.
 
-    The draft must have the target's layers and experts; a quantized copy of the target has them. An engine
-    with another draft refuses the scheduler. Unless the run is deterministic, a thread of its own calls `on`
-    for the events of a draft, and leaves out events that come too fast.
-    """
-    wants_target_routes: ClassVar[bool] = False
-    """True if `View.draft_routes` has the choices of the target's routers for the draft's hidden states.
-
-    The draft must have the target's width and as many layers. An engine with another draft refuses the
-    scheduler.
+    "draft": the draft must have the target's layers and experts, as a quantized copy has. Unless the run is
+    deterministic, a thread of its own calls `on` for the events of a draft, and leaves out events that come
+    too fast. "target": its routers choose by the draft's hidden states, so the draft must have the target's
+    width and as many layers. An engine with another draft refuses the scheduler.
     """
     critical: Int32Array = np.zeros(0, np.int32)
     """The number of experts that the target's routers choose for a draft's token, int32 [n].
 
-    It is for the first n layers, and only with `wants_target_routes`. It is read after START and VERIFY_END,
-    and holds for the next draft.
+    It is for the first n layers, and only with `routers` "target". It is read after START and VERIFY_END, and
+    holds for the next draft.
     """
-
     window_misses: Float64Array | None = None
     """The predicted misses of windows of the first 1 … T tokens of the last draft, float64 [T].
 
     A miss is a distinct (layer, expert) that a token of the window is predicted to use and that was not
     resident when the draft ended. None if nothing is predicted. The governor reads it after the verification.
     """
-
     lookahead: ClassVar[int | None] = None
     """The number of layers ahead whose experts this system loads within a step, 0 for none.
 

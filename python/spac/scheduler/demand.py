@@ -13,7 +13,7 @@ import numpy.typing as npt
 from spac.errors import InputError, one_line
 from spac.machine.arrays import Int32Array
 from spac.machine.files import check_unpacked, plain
-from spac.scheduler.base import Layer, Scheduler
+from spac.scheduler.base import Layer
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -68,19 +68,6 @@ class Demand:
         names = ("counts", "verified", "accepted", "routes", "draft_routes", "texts")
         parts = {name: getattr(self, name) for name in names}
         return replace(self, **{name: each[steps] for name, each in parts.items() if each is not None})
-
-    def drafts_for(self, scheduler: Scheduler) -> Int32Array | None:
-        """Return the recorded draft routes if they are of the kind that `scheduler` follows, else None.
-
-        Raise InputError if it needs the target's routers' choices, and these were not recorded.
-        """
-        if scheduler.wants_target_routes and not (self.of_target and self.draft_routes is not None):
-            raise InputError(
-                f"scheduler '{scheduler.name}' needs what the target's routers choose for the draft's "
-                "states, which this recording lacks: record it with --target-routes"
-            )
-        wanted = scheduler.wants_target_routes or (scheduler.wants_draft_routes and not self.of_target)
-        return self.draft_routes if wanted else None
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -191,21 +178,6 @@ def _stacked(routes: list[Int32Array]) -> Int32Array:
     return found
 
 
-def routes_of_step(drafts: Int32Array | None, step: int, scheduler: Scheduler) -> Int32Array:
-    """Return one step's draft routes as `scheduler` sees them, int32 [L, T, U].
-
-    drafts: int32 [steps, L, T, U], or None, which gives no tokens. A scheduler that asks the target's routers
-    sees its critical experts only.
-    """
-    if drafts is None:
-        return np.zeros((0, 0, 0), np.int32)
-    tokens = drafts[step]
-    if scheduler.wants_target_routes:
-        tokens = critical_only(tokens, scheduler.critical)
-    known = np.flatnonzero((drafts[step] >= 0).any(axis=(0, 2)))
-    return np.ascontiguousarray(tokens[:, : int(known[-1]) + 1 if known.size else 0], np.int32)
-
-
 def critical_only(tokens: Int32Array, critical: Int32Array) -> Int32Array:
     """Return `tokens`, int32 [L, T, U], with the `critical` best experts of each layer alone, int32 [n]."""
     named = np.zeros(len(tokens), np.int32)
@@ -213,9 +185,11 @@ def critical_only(tokens: Int32Array, critical: Int32Array) -> Int32Array:
     return np.where(np.arange(tokens.shape[2]) < named[:, None, None], tokens, -1)
 
 
-def known_layers(tokens: Int32Array, index: int, layer: int) -> Int32Array:
-    """Return the part of `tokens`, int32 [L, T, U], that is known once token `index` has passed a layer."""
-    known: Int32Array = tokens[:, : index + 1].copy()
-    if index < tokens.shape[1]:
-        known[layer + 1 :, index] = -1
-    return known
+def activations_of(routes: Int32Array, n_expert: int) -> Int32Array:
+    """Return the number of tokens that use each expert, int32 [L, N].
+
+    routes: int32 [L, T, U], -1 where there is no expert. A token names an expert once.
+    """
+    n_layer, (layer, _, _) = len(routes), np.nonzero(routes >= 0)
+    at = layer * n_expert + routes[routes >= 0]
+    return np.bincount(at, minlength=n_layer * n_expert).reshape(n_layer, n_expert).astype(np.int32)

@@ -5,8 +5,9 @@ It turns the loop's events into views, and the scheduler's plans into orders for
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import RLock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from spac.costs import LiveCosts
 from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
-from spac.scheduler.demand import DemandRecorder, critical_only
+from spac.scheduler.demand import DemandRecorder, activations_of, critical_only
 
 if TYPE_CHECKING:
     from spac import _core
@@ -65,17 +66,15 @@ class Driver:
         self.scheduler = scheduler
         self._experts = experts
         self._layers = layers_of(experts)
-        counts = np.array([layer.n_expert for layer in self._layers], np.int32)
-        n_expert = int(counts.max(initial=0))
-        self.exists: BoolArray = np.arange(n_expert)[None, :] < counts[:, None]
-        """True where a layer has such an expert, bool [L, N]."""
-        self._plan = Plan.nothing(len(self._layers), n_expert)
+        shape = (len(self._layers), max((layer.n_expert for layer in self._layers), default=0))
+        self._plan, self._no_demand = Plan.nothing(*shape), np.zeros(shape, np.int32)
         self._pool_slots = np.array(experts.pool_slots, np.int32)
         self._costs = costs
         self._routes = routes
         self._lock = RLock()
-        self._no_demand = np.zeros((len(self._layers), n_expert), np.int32)
         self._step = 0
+        self.exists: BoolArray = self._view().exists
+        """True where a layer has such an expert, bool [L, N]."""
         self._latest: list[Int32Array] = []  # routes of the latest steps, [L, T, U] each
         self.recorder: DemandRecorder | None = None
         """The recorder of what is predicted of each draft; None for none."""
@@ -138,48 +137,38 @@ class Driver:
         event: Event,
         demand: Int32Array | None = None,
         *,
-        n_drafted: int = 0,
-        n_verified: int = 0,
-        n_accepted: int = 0,
-        layer: int = -1,
-        text: int = 0,
         routes: Int32Array | None = None,
-        draft_routes: Int32Array | None = None,
+        **facts: Any,
     ) -> None:
         """Pass an event to the scheduler. If the scheduler returns a plan, the plan holds from now on.
 
         `routes` are those of the step that was verified, from `routes_of_step`; None means that the mechanism
-        still has them. `drafted` is for the events of a draft. Raise InputError if the plan's shape is not
-        the model's.
+        still has them. `facts` are fields of the `View`. Raise InputError if the plan's shape is not the
+        model's.
         """
         with self._lock:
             scheduler = self.scheduler
             if event in scheduler.events:
-                asks = scheduler.wants_routes and event == Event.VERIFY_END
-                view = View(
-                    layers=self._layers,
-                    pool_slots=self._pool_slots,
-                    slot_of=self._experts.residency(),
-                    demand=self._no_demand if demand is None else demand,
-                    step=self._step,
-                    n_drafted=n_drafted,
-                    n_verified=n_verified,
-                    n_accepted=n_accepted,
-                    layer=layer,
-                    text=text,
-                    costs=self._costs,
-                    routes=self._kept(self._experts.routes() if routes is None else routes) if asks else None,
-                    draft_routes=draft_routes
-                    if scheduler.wants_draft_routes or self._routes is not None
-                    else None,
-                )
-                plan = scheduler.on(event, view)
+                if scheduler.wants_routes and event == Event.VERIFY_END:
+                    facts["routes"] = self._kept(self._experts.routes() if routes is None else routes)
+                plan = scheduler.on(event, self._view(demand, costs=self._costs, **facts))
                 if plan is not None:
                     self._submit(plan)
             if event in (Event.START, Event.VERIFY_END):
                 self._ask_routers()
             if event == Event.VERIFY_END:
                 self._step += 1
+
+    def _view(self, demand: Int32Array | None = None, **facts: Any) -> View:
+        """Return what the scheduler may use now. Without `demand`, there is none."""
+        return View(
+            self._layers,
+            self._pool_slots,
+            self._experts.residency(),
+            self._no_demand if demand is None else demand,
+            self._step,
+            **facts,
+        )
 
     def routes_of_step(self) -> Int32Array | None:
         """Return the routes of the last verification, int32 [L, T, U], if the scheduler wants to see them."""
@@ -233,19 +222,11 @@ class Driver:
 
     def _show_prompt(self, text: int) -> None:
         routes = self._whole_routes()
-        slot_of, plan = self._experts.residency(), None
+        view, plan = self._view(n_verified=1, text=text), None
         for token in range(routes.shape[1]):
             chosen = np.ascontiguousarray(routes[:, token : token + 1])
-            view = View(
-                layers=self._layers,
-                pool_slots=self._pool_slots,
-                slot_of=slot_of,
-                demand=self._counted(chosen),
-                step=self._step,
-                n_verified=1,
-                text=text,
-                routes=chosen if self.scheduler.wants_routes else None,
-            )
+            shown = chosen if self.scheduler.wants_routes else None
+            view = replace(view, demand=activations_of(chosen, view.n_expert), routes=shown)
             plan = self.scheduler.on(Event.VERIFY_END, view) or plan
         if plan is not None:
             self._submit(plan)
@@ -264,13 +245,6 @@ class Driver:
         if self.scheduler.sees_prompts and routes.shape[1] > 0:  # experts with an adapter have none
             self._latest = [*self._latest[-_KEPT:], routes]
         return routes
-
-    def _counted(self, routes: Int32Array) -> Int32Array:
-        """Return the activations of each expert, int32 [L, N], of routes, int32 [L, T, U]."""
-        demand = np.zeros_like(self._no_demand)
-        layer, token, place = np.nonzero(routes >= 0)
-        np.add.at(demand, (layer, routes[layer, token, place]), 1)
-        return demand
 
     def _submit(self, plan: Plan) -> None:
         if plan.priority.shape != self._plan.priority.shape:

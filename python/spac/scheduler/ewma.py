@@ -41,8 +41,8 @@ class EwmaScheduler(Scheduler):
         return {"score": self._score.copy()}
 
     def restore(self, state: StateArrays) -> None:
-        """Continue from the scores of `state`; negative values become 0."""
-        self._score = np.maximum(state["score"], 0.0)
+        """Continue from the scores of `state`, clipped to 0 to 1."""
+        self._score = np.clip(np.nan_to_num(state["score"]), 0.0, 1.0)
 
 
 def best_per_pool(priority: RealArray, view: View) -> RealArray:

@@ -54,13 +54,14 @@ whole (`whole_layers`) stand above all others.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.scheduler.base import LEAST, Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.choice import LogisticOptions
+from spac.scheduler.options import Options
 from spac.scheduler.price import CopyPrice
 from spac.scheduler.whole_layers import WholeLayers
 
@@ -124,10 +125,28 @@ _BOUNDS = {
 """The valid ranges of learned arrays; those of the others are 0 to 1."""
 
 
+@dataclass(frozen=True)
+class LogisticOptions(Options):
+    """The options of `logistic`."""
+
+    scheduler = "logistic"
+
+    margin: float | str = "auto"
+    """The gain in probability that is worth a copy, 0 to less than 1. "auto": from what copies cost."""
+    whole: bool = True
+    """True: layers are made whole where that pays (`whole_layers`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.margin != "auto" and (isinstance(self.margin, bool | str) or not 0 <= self.margin < 1):
+            raise self.refusal("margin", "'auto' or a number of at least 0 and below 1")
+
+
 class LogisticScheduler(Scheduler):
     """Keeps the experts with the highest probabilities in every pool; a margin raises a resident's."""
 
     name = "logistic"
+    option_type = LogisticOptions
     wants_routes = True
     sees_prompts = True
 

@@ -18,13 +18,14 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
-from spac.scheduler import Event, fixed, moe_infinity, share_slots
-from spac.scheduler.adapmoe import divide, expected_loads
-from spac.scheduler.fate import Arc, shallow_shares
-from spac.scheduler.hybrimoe import transferred
-from spac.scheduler.mixtral_offloading import MixtralOffloadingScheduler
-from spac.scheduler.replay import replay
-from tests.scheduler.test_moe_spac import local_demand
+from spac.papers import moe_infinity, profiled
+from spac.papers.adapmoe import divide, expected_loads
+from spac.papers.fate import Arc, shallow_shares
+from spac.papers.hybrimoe import transferred
+from spac.papers.mixtral_offloading import MixtralOffloadingScheduler
+from spac.replay import replay
+from spac.scheduler import Event, share_slots
+from tests.papers.test_moe_spac import local_demand
 from tests.scheduler.views import demands, make_view, models
 
 RIVALS = ("mixtral-offloading", "moe-infinity", "adapmoe", "fate", "hybrimoe", "profiled")
@@ -240,7 +241,7 @@ def test_the_nearest_earlier_text_foretells(monkeypatch):
 
 
 def test_the_set_is_that_of_the_most_used_experts_whenever_the_tokens_have_doubled(monkeypatch):
-    monkeypatch.setattr(fixed, "FIRST", 6)
+    monkeypatch.setattr(profiled, "FIRST", 6)
     rng = np.random.default_rng(1)
     view = make_view([7, 5, 7], [3, 2], [0, 0, 1])
     subject = scheduler.make("profiled")

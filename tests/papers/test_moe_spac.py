@@ -17,17 +17,16 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.papers.balancer import Averages, Levels, LevelSlots, Pools, Times, as_printed, solve
+from spac.papers.moe_spac import MoeSpacOptions, MoeSpacScheduler
+from spac.papers.utility import UtilityEstimator
+from spac.replay import Demand, replay
 from spac.scheduler import Event, Plan, View
-from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, solve
-from spac.scheduler.choice import OPTIONS, MoeSpacOptions
 from spac.scheduler.logistic import LogisticScheduler
-from spac.scheduler.moe_spac import MoeSpacScheduler
-from spac.scheduler.replay import Demand, replay
-from spac.scheduler.utility import UtilityEstimator
 from tests.scheduler.views import demands, make_view, models
 
 LEVEL = 1 << 20
-PAPER = OPTIONS["moe-spac"].presets["paper"]
+PAPER = MoeSpacOptions.presets["paper"]
 ABLATIONS = [
     {},
     {"speculative": False},
@@ -153,7 +152,7 @@ def test_the_paper_s_preset_is_the_printed_system_and_nothing_else():
         averages.observe(Levels(estimator.utility, 4), view.demand)
         utility = estimator.observe(view.demand, view.n_verified)
         resident = view.slot_of >= 0
-        found = Slots.of(Levels(utility, 4), resident, pools)
+        found = LevelSlots.of(Levels(utility, 4), resident, pools)
         threshold = solve(as_printed(averages, found, times, view.n_drafted))
         expected = np.where(resident & (view.demand > 0), 0, utility)  # Appendix D: 0 after use
         np.testing.assert_array_equal(plan.priority, expected * LEVEL)

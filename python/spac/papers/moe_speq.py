@@ -49,10 +49,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from spac.machine.arrays import Float64Array, Int32Array
+from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 from spac.scheduler.base import LEAST, UNIT, Event, Plan, Scheduler, StateArrays, View
+from spac.scheduler.demand import activations_of
 from spac.scheduler.ewma import best_per_pool
-from spac.scheduler.lookahead_buffer import predicted_uses, window_misses
 
 _PREDICTED = 4 * UNIT  # priority of predicted experts at a draft's end, above any w; each use adds _STEPS
 _STEPS = 4  # levels of an expected use; within a level, residents stay and earlier layers are loaded first
@@ -68,7 +68,7 @@ class MoeSpeqScheduler(Scheduler):
 
     name = "moe-speq"
     events = frozenset({Event.START, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_draft_routes = True
+    routers = "draft"
 
     def __init__(self) -> None:
         self._use: Float64Array = np.zeros((0, 0))
@@ -111,7 +111,7 @@ class MoeSpeqScheduler(Scheduler):
 
     def _ahead(self, event: Event, view: View, predicted: Int32Array) -> Int32Array:
         """Return priorities by predicted uses, int32 [L, N]."""
-        uses, worth = predicted_uses(predicted, view.n_expert), self._worth(view)
+        uses, worth = activations_of(predicted, view.n_expert), self._worth(view)
         if event == Event.DRAFT_TOKEN:
             return _ones(uses + max(1, self._last_draft + 1 - predicted.shape[1]) * worth)
         return np.where(uses > 0, _PREDICTED + _STEPS * uses, _ones(worth)).astype(np.int32)
@@ -130,3 +130,17 @@ def _ones(uses: Float64Array) -> Int32Array:
     """Return uses as priorities, int32."""
     priority: Int32Array = np.rint(uses * UNIT).astype(np.int32)
     return priority
+
+
+def window_misses(routes: Int32Array, resident: BoolArray) -> Float64Array:
+    """Return the distinct experts of the first 1 … T tokens that are not resident, float64 [T].
+
+    routes: int32 [L, T, U], -1 where there is no expert. resident: bool [L, N].
+    """
+    n_layer, n_token, _ = routes.shape
+    first = np.full((n_layer, resident.shape[1] + 1), n_token)  # the last column takes what is no expert
+    layer = np.arange(n_layer)[:, None]
+    for token in range(n_token - 1, -1, -1):
+        first[layer, routes[:, token]] = token
+    absent = first[:, :-1][~resident]
+    return np.bincount(absent[absent < n_token], minlength=n_token).cumsum().astype(np.float64)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from spac.costs import ExpertCosts
-from spac.scheduler.balancer import (
+from spac.papers.balancer import (
     Averages,
     Levels,
+    LevelSlots,
     Pools,
     Problem,
-    Slots,
     Times,
     as_printed,
     best_first,
@@ -120,7 +120,7 @@ def test_the_printed_problem_is_the_papers(situation, n_drafted):
     utility, demand, resident, pools, pool_slots, n_level = situation
     averages = Averages(len(utility), n_level)
     averages.observe(Levels(utility, r_c(averages).shape[1]), demand)
-    slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
+    slots = LevelSlots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
     problem = as_printed(averages, slots, times(len(utility)), n_drafted)
     for layer in range(len(utility)):
         in_pool = pools == pools[layer]
@@ -142,7 +142,7 @@ def test_a_full_pool_does_not_forbid_what_could_be_evicted_for():
     utility, resident = np.array([[4, 0, 0]], np.int32), np.array([[False, True, True]])
     averages = Averages(1, 4)
     averages.observe(Levels(utility, r_c(averages).shape[1]), np.array([[9, 1, 0]], np.int32))
-    slots = Slots.of(Levels(utility, 4), resident, Pools(np.zeros(1, np.int32), np.array([2], np.int32)))
+    slots = LevelSlots.of(Levels(utility, 4), resident, Pools(np.zeros(1, np.int32), np.array([2], np.int32)))
     assert as_printed(averages, slots, times(1), 8).feasible.all()
 
 
@@ -150,7 +150,7 @@ def test_without_a_feasible_threshold_only_the_hottest_are_wanted():
     utility = np.full((1, 8), 4, np.int32)
     averages = Averages(1, 4)
     averages.observe(Levels(utility, r_c(averages).shape[1]), np.ones((1, 8), np.int32))
-    slots = Slots.of(
+    slots = LevelSlots.of(
         Levels(utility, 4), np.zeros((1, 8), np.bool_), Pools(np.zeros(1, np.int32), np.array([2], np.int32))
     )
     problem = as_printed(averages, slots, times(1), 0)
@@ -164,7 +164,7 @@ def test_what_fits_whole_is_the_printed_problem(situation, n_drafted):
     averages = Averages(len(utility), n_level)
     averages.observe(Levels(utility, r_c(averages).shape[1]), demand)
     room_for_all = np.full(2, utility.size, np.int32)
-    slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, room_for_all))
+    slots = LevelSlots.of(Levels(utility, n_level), resident, Pools(pools, room_for_all))
     free_link = times(len(utility), upload=0.0)
     printed = as_printed(averages, slots, free_link, n_drafted)
     clipped = best_first(averages, slots, free_link, n_drafted)
@@ -177,7 +177,7 @@ def test_best_first_never_forbids_and_a_lower_threshold_never_burdens_the_cpu(si
     utility, demand, resident, pools, pool_slots, n_level = situation
     averages = Averages(len(utility), n_level)
     averages.observe(Levels(utility, r_c(averages).shape[1]), demand)
-    slots = Slots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
+    slots = LevelSlots.of(Levels(utility, n_level), resident, Pools(pools, pool_slots))
     problem = best_first(averages, slots, times(len(utility), upload=0.0), n_drafted)
     assert problem.feasible.all()
     assert (np.diff(problem.t_cpu, axis=1) >= -1e-9).all()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from spac import scheduler
 from spac.costs import Costs, ExpertCosts
 from spac.errors import InputError
+from spac.papers.sp_moe import critical_experts, cutoff_layer
+from spac.replay import Demand, replay
 from spac.scheduler import Event, share_slots
-from spac.scheduler.replay import Demand, replay
-from spac.scheduler.sp_moe import critical_experts, cutoff_layer
 from tests.scheduler.test_lru import ReferenceLru
 from tests.scheduler.views import demands, make_view, models
 
@@ -231,7 +231,7 @@ def recorded(rng, n_step, gamma=1, n_layer=4, n_expert=16, n_used=2):
 
 def test_a_replay_shows_the_recorded_choices(tmp_path):
     demand = recorded(np.random.default_rng(1), 40)
-    with pytest.raises(InputError, match=r"'sp-moe' needs what .* record it with --target-routes"):
+    with pytest.raises(InputError, match=r"'sp-moe' needs what .* record it with --scheduler sp-moe"):
         replay(scheduler.make("sp-moe"), replace(demand, of_target=False), 16)
     demand.save(tmp_path / "demand.npz")
     loaded = Demand.load(tmp_path / "demand.npz")

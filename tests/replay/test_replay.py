@@ -14,8 +14,8 @@ from spac import scheduler
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.replay import Demand, replay
 from spac.scheduler import Event, Layer, Plan, Scheduler, View
-from spac.scheduler.replay import Demand, replay
 from spac.stats.recording import Recorder
 
 

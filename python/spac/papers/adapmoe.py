@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from spac.machine.arrays import Float64Array, Int32Array
+from spac.papers.mixtral_offloading import MixtralOffloadingScheduler
 from spac.scheduler.base import View
-from spac.scheduler.mixtral_offloading import MixtralOffloadingScheduler
 
 _ACCURACY = 0.87
 """The share of prefetched experts that are right, from the second layer on.

@@ -22,8 +22,9 @@ from __future__ import annotations
 import numpy as np
 
 from spac.costs import ExpertCosts
-from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.scheduler.base import LEAST, Event, Plan, Scheduler, StateArrays, View, share_slots
+from spac.machine.arrays import BoolArray, Int32Array
+from spac.scheduler.base import LEAST, Event, Plan, View, share_slots
+from spac.scheduler.ewma import EwmaScheduler
 from spac.scheduler.lru import best_per_layer
 
 _ALPHA = 0.5
@@ -50,14 +51,11 @@ def transferred(tokens: Int32Array, resident: BoolArray, costs: ExpertCosts) -> 
     return loaded
 
 
-class HybriMoeScheduler(Scheduler):
+class HybriMoeScheduler(EwmaScheduler):
     """Keeps in each layer the experts of the highest scores among the resident and the loaded ones."""
 
     name = "hybrimoe"
     lookahead = 3
-
-    def __init__(self) -> None:
-        self._score: Float64Array = np.zeros((0, 0))
 
     def on(self, event: Event, view: View) -> Plan | None:
         """Update the scores at VERIFY_END, and return the plan of the highest ones."""
@@ -83,11 +81,3 @@ class HybriMoeScheduler(Scheduler):
         return np.stack(
             [transferred(tokens, held, costs.experts[layer.pool]) for tokens, held, layer in rows]
         )
-
-    def state(self) -> StateArrays:
-        """Return the scores."""
-        return {"score": self._score.copy()}
-
-    def restore(self, state: StateArrays) -> None:
-        """Continue from the scores of `state`, clipped to 0 to 1."""
-        self._score = np.clip(np.nan_to_num(state["score"]), 0.0, 1.0)

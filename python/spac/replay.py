@@ -15,10 +15,11 @@ import numpy as np
 
 from spac import _core
 from spac.costs import LiveCosts
+from spac.errors import InputError
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.demand import Demand as Demand
-from spac.scheduler.demand import known_layers, routes_of_step
+from spac.scheduler.demand import critical_only
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ def replay(
         demand.layers, np.array(slots, np.int32), state.slot_of, np.zeros_like(state.slot_of), costs=costs
     )  # fmt: skip
     plan = Plan.nothing(len(demand.layers), n_expert)
-    routes = demand.routes if scheduler.wants_routes else None
-    drafts = demand.drafts_for(scheduler)
+    drafts = _drafts(demand, scheduler)
     activations_hit = distinct_hit = 0
     found = np.zeros(demand.counts.shape, np.bool_)
 
@@ -116,13 +116,13 @@ def replay(
         if not scheduler.events & {Event.DRAFT_TOKEN, Event.DRAFT_END}:
             state.settle(plan, max_uploads)
             return
-        tokens = routes_of_step(drafts, step, scheduler)
+        tokens = _routes_of_step(drafts, step, scheduler)
         n_token, n_layer = max(1, n_drafted), len(demand.layers)
         for index in range(n_token):
             if Event.DRAFT_LAYER in scheduler.events and n_drafted:
                 for layer in range(n_layer):
                     state.settle(plan, _share(max_uploads, index * n_layer + layer, n_token * n_layer))
-                    seen = known_layers(tokens, index, layer)
+                    seen = _known_layers(tokens, index, layer)
                     ask(
                         Event.DRAFT_LAYER,
                         replace(view, step=step, n_drafted=index, draft_routes=seen, layer=layer),
@@ -144,13 +144,7 @@ def replay(
         np.greater_equal(state.slot_of, 0, out=resident)
         activations_hit += int(counts[resident].sum())
         distinct_hit += int(np.count_nonzero(counts[resident]))
-        verified, accepted = int(demand.verified[step]), int(demand.accepted[step])
-        now = replace(
-            view, demand=counts, step=step, n_drafted=verified - 1, n_verified=verified, n_accepted=accepted,
-            text=0 if demand.texts is None else int(demand.texts[step]),
-            routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
-        )  # fmt: skip
-        ask(Event.VERIFY_END, now)
+        ask(Event.VERIFY_END, at_verification(view, demand, step, scheduler))
         state.settle(plan, max_uploads if step + 1 == len(demand.counts) else 0)
     return Replay(
         activations=int(demand.counts.sum()),
@@ -161,3 +155,50 @@ def replay(
         evictions=state.evictions,
         resident=found,
     )
+
+
+def at_verification(view: View, demand: Demand, step: int, scheduler: Scheduler) -> View:
+    """Return `view` at the end of a recorded step, with what `scheduler` asks for."""
+    verified, routes = int(demand.verified[step]), demand.routes if scheduler.wants_routes else None
+    return replace(
+        view, demand=demand.counts[step], step=step, n_drafted=verified - 1, n_verified=verified,
+        n_accepted=int(demand.accepted[step]), text=0 if demand.texts is None else int(demand.texts[step]),
+        routes=None if routes is None else np.ascontiguousarray(routes[step, :, :verified]),
+    )  # fmt: skip
+
+
+def _drafts(demand: Demand, scheduler: Scheduler) -> Int32Array | None:
+    """Return the recorded draft routes if they are of the kind that `scheduler` follows, else None.
+
+    Raise InputError if it needs the target's routers' choices, and these were not recorded.
+    """
+    of_target = demand.draft_routes is not None and demand.of_target
+    if scheduler.routers == "target" and not of_target:
+        raise InputError(
+            f"scheduler '{scheduler.name}' needs what the target's routers choose for the draft's "
+            "states, which this recording lacks: record it with --scheduler sp-moe"
+        )
+    return demand.draft_routes if scheduler.routers == ("target" if of_target else "draft") else None
+
+
+def _routes_of_step(drafts: Int32Array | None, step: int, scheduler: Scheduler) -> Int32Array:
+    """Return one step's draft routes as `scheduler` sees them, int32 [L, T, U].
+
+    drafts: int32 [steps, L, T, U], or None, which gives no tokens. A scheduler that asks the target's routers
+    sees its critical experts only.
+    """
+    if drafts is None:
+        return np.zeros((0, 0, 0), np.int32)
+    tokens = drafts[step]
+    if scheduler.routers == "target":
+        tokens = critical_only(tokens, scheduler.critical)
+    known = np.flatnonzero((drafts[step] >= 0).any(axis=(0, 2)))
+    return np.ascontiguousarray(tokens[:, : int(known[-1]) + 1 if known.size else 0], np.int32)
+
+
+def _known_layers(tokens: Int32Array, index: int, layer: int) -> Int32Array:
+    """Return the part of `tokens`, int32 [L, T, U], that is known once token `index` has passed a layer."""
+    known: Int32Array = tokens[:, : index + 1].copy()
+    if index < tokens.shape[1]:
+        known[layer + 1 :, index] = -1
+    return known

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from bench.schedulers.belady import clairvoyant
 from spac import _core, scheduler
+from spac.papers.moe_speq import MoeSpeqScheduler, window_misses
+from spac.replay import Demand, replay
 from spac.scheduler import Event, Layer
-from spac.scheduler.lookahead_buffer import predicted_uses, window_misses
-from spac.scheduler.moe_speq import MoeSpeqScheduler
-from spac.scheduler.replay import Demand, replay
-from tests.scheduler.fidelity import Fidelity
+from spac.scheduler.demand import activations_of
+from tests.papers.fidelity import Fidelity
 from tests.scheduler.views import make_view, models
 
 
@@ -28,7 +28,7 @@ def routes_of(rng: np.random.Generator, shape: tuple[int, ...], n_expert: int, n
 def recorded(routes: np.ndarray, predicted: np.ndarray, n_expert: int, pools: list[int]) -> Demand:
     """Return the demand of steps with these routes, int32 [steps, L, tokens, U]."""
     n_step, n_layer, n_token, n_used = routes.shape
-    counts = np.stack([predicted_uses(each, n_expert) for each in routes])
+    counts = np.stack([activations_of(each, n_expert) for each in routes])
     layers = tuple(Layer(f"layer {i}", n_expert, n_used, 1, pool) for i, pool in enumerate(pools))
     assert len(layers) == n_layer
     verified = np.full(n_step, n_token, np.int32)
@@ -64,7 +64,7 @@ def test_nothing_predicted_is_missed_where_it_fits(decoding):
     demand = recorded(routes, predicted, n_expert, pools)
     result = replay(MoeSpeqScheduler(), demand, slots)
     for routes, resident in zip(predicted, result.resident, strict=True):
-        uses = predicted_uses(routes, n_expert)
+        uses = activations_of(routes, n_expert)
         for pool, n_slots in enumerate(slots):
             members = [i for i, each in enumerate(pools) if each == pool]
             missed = (uses[members] > 0) & ~resident[members]
@@ -93,7 +93,7 @@ def test_eviction_is_beladys_within_the_window(model, seed, n_token):
     if n_token == 0:
         assert plan is None
         return
-    uses = predicted_uses(routes, view.n_expert)
+    uses = activations_of(routes, view.n_expert)
     worth = np.where(uses > 0, 1.0 + uses, subject._use)
     for _, load, victim in table.toward(plan.priority, plan.threshold, 0):
         if victim is None:
@@ -151,7 +151,7 @@ def test_windows_count_distinct_absent_experts(decoding):
     resident = np.random.default_rng(len(ids)).random((len(ids), n_expert)) < 0.3
     windows = window_misses(ids, resident)
     wanted = [
-        np.count_nonzero((predicted_uses(ids[:, : n + 1], n_expert) > 0) & ~resident)
+        np.count_nonzero((activations_of(ids[:, : n + 1], n_expert) > 0) & ~resident)
         for n in range(ids.shape[1])
     ]
     assert windows.tolist() == wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from spac.costs import Costs
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Layer, Plan, View
-from spac.scheduler.choice import SpMoeOptions
-from spac.scheduler.lookahead_buffer import predicted_uses
+from spac.scheduler.demand import activations_of
 from spac.scheduler.lru import LruScheduler
+from spac.scheduler.options import Options
 
 _LATER = 1 << 31  # lead of a use in the verification over a prediction for it: half a step of an LRU's times
 
@@ -51,6 +52,24 @@ def cutoff_layer(
     return int(np.argmin(fits)) if not fits.all() else len(layers)
 
 
+@dataclass(frozen=True)
+class SpMoeOptions(Options):
+    """The options of `sp-moe`."""
+
+    scheduler = "sp-moe"
+
+    cutoff: int | str = "auto"
+    """The number of layers whose experts are prefetched. "auto": as many as load while a token is drafted."""
+    critical: int | str = "used"
+    """k: the experts of a token and layer that are prefetched. "used": as many as the token uses."""
+
+    def __post_init__(self) -> None:
+        for name, word, least in (("cutoff", "auto", 0), ("critical", "used", 1)):
+            value = getattr(self, name)
+            if value != word and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise self.refusal(name, f"'{word}' or a number of at least {least}")
+
+
 class SpMoeScheduler(LruScheduler):
     """Predicts and prefetches experts as SP-MoE does (sections 3.2, 3.3 and 4.4).
 
@@ -76,8 +95,9 @@ class SpMoeScheduler(LruScheduler):
     """
 
     name = "sp-moe"
+    option_type = SpMoeOptions
     events = frozenset({Event.START, Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END})
-    wants_target_routes = True
+    routers = "target"
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of SpMoeOptions. Raise InputError for invalid ones."""
@@ -106,7 +126,7 @@ class SpMoeScheduler(LruScheduler):
         if routes is None or not (routes >= 0).any():
             return None
         self._predicted = True
-        count = predicted_uses(routes, view.n_expert).astype(np.int64)
+        count = activations_of(routes, view.n_expert).astype(np.int64)
         time = ((self._step + 1) << 32) - _LATER
         np.copyto(self._used, time + 2 * count + (view.slot_of >= 0), where=count > 0)
         return self._load(count > 0)

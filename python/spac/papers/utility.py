@@ -34,13 +34,15 @@ utility 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.scheduler.choice import MoeSpacOptions
+
+if TYPE_CHECKING:
+    from spac.papers.moe_spac import MoeSpacOptions
 
 WHOLE_STEP = 9
 """γ + 1: the tokens of a step that counts in full. Shorter steps count in proportion."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -158,7 +158,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Slots:
+class LevelSlots:
     """The place of every level's experts, and the slots that there are for them."""
 
     experts: Float64Array  # [L, K] experts with s >= 1..K
@@ -166,7 +166,7 @@ class Slots:
     pools: Pools
 
     @classmethod
-    def of(cls, levels: Levels, resident: BoolArray, pools: Pools, share: BoolArray | None = None) -> Slots:
+    def of(cls, levels: Levels, resident: BoolArray, pools: Pools, share: BoolArray | None = None) -> Self:
         """Return the numbers of all and of resident experts.
 
         resident: bool [L, N]; share: bool [L], the layers that share the pools' slots, by default all.
@@ -200,7 +200,7 @@ class Problem:
     feasible: BoolArray  # [L, K]
 
 
-def as_printed(averages: Averages, slots: Slots, times: Times, n_drafted: int) -> Problem:
+def as_printed(averages: Averages, slots: LevelSlots, times: Times, n_drafted: int) -> Problem:
     """Return the problem of Eq. 7-11 for the next step, after a draft of about `n_drafted` tokens (γ)."""
     t_cpu, t_gpu = times.spent(averages.total, averages.hot)
     uploads, pools = slots.experts - slots.held, slots.pools
@@ -209,7 +209,7 @@ def as_printed(averages: Averages, slots: Slots, times: Times, n_drafted: int) -
     return Problem(t_cpu, t_gpu, in_time & (uploads <= room[pools.of_layer]))
 
 
-def best_first(averages: Averages, slots: Slots, times: Times, n_drafted: int) -> Problem:
+def best_first(averages: Averages, slots: LevelSlots, times: Times, n_drafted: int) -> Problem:
     """Return the problem in which uploads go from level K down.
 
     They stop at the last slot or at the end of the window.

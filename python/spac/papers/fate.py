@@ -141,10 +141,9 @@ class FateScheduler(Scheduler):
         """Continue from the result of `state`. Caches of another size begin empty."""
         for layer, cache in enumerate(self._caches):
             found = [np.flatnonzero(state["list"][layer] == number) for number in range(1, 5)]
-            held, known = len(found[0]) + len(found[1]), sum(map(len, found))
-            if held != min(cache.size, known) or len(found[0]) + len(found[2]) > cache.size:
-                continue
-            if known > 2 * cache.size:
+            t1, t2, b1, _ = map(len, found)
+            known = sum(map(len, found))
+            if t1 + t2 != min(cache.size, known) or t1 + b1 > cache.size or known > 2 * cache.size:
                 continue
             used = np.maximum(state["used"][layer], 1)
             for members, experts in zip(cache.lists, found, strict=True):

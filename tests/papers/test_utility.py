@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spac.scheduler.choice import MoeSpacOptions
-from spac.scheduler.utility import UtilityEstimator
+from spac.papers.moe_spac import MoeSpacOptions
+from spac.papers.utility import UtilityEstimator
 
 
 @dataclass

@@ -23,23 +23,65 @@ probabilities, layers are made whole where that spares more than their slots wou
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from spac.costs import ExpertCosts
 from spac.machine.arrays import BoolArray, Float64Array, Int32Array
-from spac.scheduler.balancer import Averages, Levels, Pools, Slots, Times, as_printed, best_first, solve
+from spac.papers.balancer import Averages, Levels, LevelSlots, Pools, Times, as_printed, best_first, solve
+from spac.papers.utility import WHOLE_STEP, UtilityEstimator
 from spac.scheduler.base import UNIT, Event, Plan, Scheduler, StateArrays, View
-from spac.scheduler.choice import MoeSpacOptions
 from spac.scheduler.fixed import StaticScheduler
 from spac.scheduler.logistic import LogisticScheduler
-from spac.scheduler.utility import WHOLE_STEP, UtilityEstimator
+from spac.scheduler.options import Options
 from spac.scheduler.whole_layers import COSTS_EVERY, WholeLayers
 
 _THRESHOLD = 2  # τ without the balancer
 _DECAY = 0.3  # part of a decayed count that is left after a step of WHOLE_STEP tokens
+
+
+@dataclass(frozen=True)
+class MoeSpacOptions(Options):
+    """The parameters of `moe-spac`, and a switch for every part that the paper's Table 4 leaves out."""
+
+    scheduler = "moe-spac"
+    presets = MappingProxyType({"paper": {"printed": True, "levels": 4}})
+    """The preset is the system as printed. Rows of Table 4 are further options."""
+
+    levels: int = 3
+    """K: the highest utility."""
+    forgetting: float = 0.1
+    """λ: the share of the newest change in the boundary calibration."""
+    printed: bool = False
+    """True: the system as printed, without what was added; docs/internals/papers.md has the list."""
+    learned: bool = True
+    """False: decayed counts give the order within a level, and no layers are made whole.
+
+    So it is without `logistic`. The printed form and "w/o SpecUE" are so too.
+    """
+    speculative: bool = True
+    """False: "w/o SpecUE". The utility says whether the last step used the expert, and K = 1."""
+    adapt: bool = True
+    """False: "w/o AdaBC". The boundaries are fixed (3 and 1 in the printed form)."""
+    balance: bool = True
+    """False: "w/o HetWB". τ is 2 in all layers, or K if that is lower."""
+    prefetch: bool = True
+    """False: "w/o SG-Prefetcher". A static set of experts is resident."""
+    evict: bool = True
+    """False: "w/o SG-Evictor". Experts stay until a pool is full.
+
+    Then the least recently used expert is evicted, whatever its utility.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.levels <= 64:
+            raise self.refusal("levels", "1 to 64")
+        if not 0 <= self.forgetting <= 1:
+            raise self.refusal("forgetting", "0 to 1")
 
 
 class _Binary:
@@ -66,6 +108,7 @@ class MoeSpacScheduler(Scheduler):
     """Runs the full system by default; see `MoeSpacOptions` for its parts."""
 
     name = "moe-spac"
+    option_type = MoeSpacOptions
 
     def __init__(self, **options: Any) -> None:
         """Set the options, by the names of MoeSpacOptions. Raise InputError for invalid ones."""
@@ -182,7 +225,7 @@ class MoeSpacScheduler(Scheduler):
         self._levels = Levels(utility, self.n_level)
         if view.costs is not None and view.step % COSTS_EVERY == 0:
             self._times = self._unit_times(view)
-        slots = Slots.of(self._levels, resident, self._pools, self._whole.whole == 0)
+        slots = LevelSlots.of(self._levels, resident, self._pools, self._whole.whole == 0)
         pose = as_printed if self.options.printed else best_first
         return solve(pose(self._averages, slots, self._times, view.n_drafted))
 

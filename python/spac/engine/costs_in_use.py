@@ -1,0 +1,112 @@
+"""The measured costs of an engine's models. They are kept from run to run, and corrected by each step."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from statistics import median
+
+from spac import _core, env
+from spac.costs import Costs, cache
+from spac.costs.estimator import EAGER, CostEstimator
+from spac.errors import InputError
+from spac.machine.device_memory import simulated_index
+from spac.model.pair import ModelPair
+
+_LEAST_TOKENS, _MOST_TOKENS = 32, 1024
+"""The fewest steps of one token that are kept without the split, and the last ones that count."""
+
+
+class CostsInUse:
+    """The costs of one engine, which are corrected from its start to its end."""
+
+    def __init__(self, pair: ModelPair, n_tokens: int) -> None:
+        """Load the costs of the last run, or guess them.
+
+        `pair` has experts to split. `n_tokens` is the number of tokens in the largest verification. Raise
+        InputError if a model's file cannot be read.
+        """
+        assert pair.experts is not None
+        layers = pair.experts.layers
+        self._key = key_of(pair)
+        self.note = ""
+        """A note for the user, or ""."""
+        try:
+            cache.check(self._key)
+        except InputError as error:
+            self.note = f"measured costs are not kept for the next run: {error}"
+        known = cache.load(self._key)
+        self.measured = known is not None
+        """True if the costs at the start were measured in an earlier run."""
+        guess = Costs.guessed(layers, n_tokens)
+        start = known if known is not None else guess
+        self._spares, self._hand_off_s = spares_hand_offs(pair.placement.device), start.hand_off_s
+        if not self._spares:  # A whole layer saves no hand-off here, so no plan should count on it.
+            start, guess = replace(start, hand_off_s=0.0), replace(guess, hand_off_s=0.0)
+        try:
+            self.estimator = CostEstimator(start.up_to(n_tokens), layers, measured=self.measured)
+        except InputError:  # The stored costs are for another split of the file.
+            self.measured = False
+            self.estimator = CostEstimator(guess, layers, measured=False)
+
+    def observe(self, step: _core.Step, n_asked: int) -> None:
+        """Learn from a step that has ended, which was asked for a draft of `n_asked` tokens."""
+        self.estimator.observe(step, n_asked)
+
+    def close(self) -> None:
+        """Store the learned costs, unless `note` says that they cannot be kept."""
+        if self.estimator.steps >= EAGER and not self.note:
+            try:
+                costs = self.estimator.costs
+                if not self._spares:
+                    costs = replace(costs, hand_off_s=self._hand_off_s)
+                cache.store(self._key, costs)
+            except InputError as error:
+                self.note = f"measured costs are not kept for the next run: {error}"
+
+
+class TokenTime:
+    """The time of a token of a model that runs without the split, kept for `spac models`."""
+
+    def __init__(self, pair: ModelPair) -> None:
+        """Follow a pair that has no experts to split."""
+        self._pair = pair
+        self._seconds = deque[float](maxlen=_MOST_TOKENS)
+
+    def observe(self, step: _core.Step) -> None:
+        """Learn from a step that has ended, if it evaluated one token."""
+        if step.n_verified == 1:
+            self._seconds.append((step.verify_ns + step.sample_ns) * 1e-9)
+
+    def close(self) -> None:
+        """Store the median time, if there are enough. A cache that cannot be written keeps none."""
+        if len(self._seconds) >= _LEAST_TOKENS:
+            times = (median(self._seconds),)
+            with suppress(InputError):
+                cache.store(key_of(self._pair), Costs((), 0.0, 0.0, times, times))
+
+
+def spares_hand_offs(device: _core.DeviceInfo | None) -> bool:
+    """Return True if a layer whose experts are all resident runs without the CPU."""
+    chosen = env.FORM.get("masks")
+    return device is None or (device.reads_masks if chosen is None else chosen)
+
+
+def key_of(pair: ModelPair) -> cache.Key:
+    """Return the key of a pair's costs, or raise InputError if a model's file cannot be read."""
+    device, place = "cpu", pair.placement
+    if place.device is not None:
+        others = [each for each in place.devices if each.name != place.device.name]
+        device = "; ".join(map(_described, (place.device, *others)))
+    draft = pair.draft.path if pair.draft is not None else None
+    return cache.Key.of(place.threads, device + pair.setup, pair.target.path, draft)
+
+
+def _described(device: _core.DeviceInfo) -> str:
+    """Return a description of a device, with a simulated one's settings."""
+    text = f"{device.name}, {device.description}, {device.memory_total >> 20} MiB"
+    if (index := simulated_index(device.name)) is not None:
+        settings = sorted(_core.simulated_device(index).items())
+        text += "".join(f", {name} {value:g}" for name, value in settings if value)
+    return text
