@@ -1,7 +1,7 @@
 """Measure clients beside others whose grammars explode: `python -m bench.hostile`.
 
 Eight clients ask for one short completion after another: alone, beside twelve that ask for the same, and
-beside twelve with the grammars and schemas of tests/hostile_grammars.py. A row has the median and the longest
+beside twelve with the grammars and schemas of tools/hostile_grammars.py. A row has the median and the longest
 time of the eight clients' answers, the longest time over the median alone, the number of the others' answers
 by status, and the most memory of the server until then. --parallel 20 gives each client a place of its own;
 otherwise answers also wait for a place.
@@ -27,7 +27,7 @@ from bench.compare.server import PeerError, Server, free_port
 from bench.parallel_servers import LOAD_S, prompt
 from bench.program import about, publish, run_program, where
 from spac.errors import InputError
-from tests.hostile_grammars import GRAMMARS, SCHEMAS
+from tools.hostile_grammars import GRAMMARS, SCHEMAS
 
 NAMES = ("doubled", "forked", "optional", "a hidden loop", "doubled by each letter", "alternatives")
 HOSTILE: list[dict[str, Any]] = [{"grammar": GRAMMARS[name][0]} for name in NAMES]

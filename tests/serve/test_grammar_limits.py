@@ -14,8 +14,8 @@ from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions
 from tests.chat.templates import THINKING
-from tests.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
 from tests.serve.conftest import Server
+from tools.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
 
 USER = [{"role": "user", "content": "x"}]
 
