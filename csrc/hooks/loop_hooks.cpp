@@ -324,13 +324,9 @@ void LoopHooks::forget() {
     }
 }
 
-void LoopHooks::check(const llama_model * model, common_params_sampling & params) {
+void LoopHooks::bound(common_params_sampling & params) {
     is_stepping_ = false;
     count_grammar(nullptr);
-    if (!params.grammar.empty()) {
-        check_grammar(llama_model_get_vocab(model), common_grammar_value(params.grammar),
-                      params.grammar.type == COMMON_GRAMMAR_TYPE_USER);
-    }
     // More tokens than the context has never come, but llama.cpp takes memory for them.
     const auto most           = static_cast<int32_t>(llama_n_ctx(target_));
     params.penalty_last_n     = std::min(params.penalty_last_n, most);
@@ -386,7 +382,7 @@ bool LoopHooks::sampling(const llama_context * ctx, const common_sampler * sampl
     if (found == samplers_.end()) {
         return false;
     }
-    found->second.budget.check();
+    found->second.budget.check(llama_model_get_vocab(llama_get_model(target_)));
     int first = 0;
     for (const auto & [slot, n] : windows_) {
         if (ctx == target_ && row >= first && row < first + n) {

@@ -82,9 +82,9 @@ class LoopHooks : NotCopied {
     // Ends a decode of the target early. Any thread may call it.
     void stop() noexcept { interrupt_.cancel(); }
 
-    // Checks what a request asks of its sampler, and tells that its text begins. Throws InputError for a grammar that
-    // llama.cpp does not survive.
-    void check(const llama_model * model, common_params_sampling & params);
+    // Bounds what a request asks of its sampler, and tells that its text begins. Its grammar was checked before, by the
+    // thread that serves it (request_parameters.cpp) or by sampling_params.
+    void bound(common_params_sampling & params);
     // Notes a new sampler, after its check, its copy, and its end.
     void add(const common_sampler * sampler, const common_params_sampling & params);
     void copy(const common_sampler * sampler, const common_sampler * copied);

@@ -132,7 +132,7 @@ __wrap__Z19common_sampler_initPK11llama_modelR22common_params_sampling(const lla
     if (hooks == nullptr) {
         return __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);
     }
-    hooks->check(model, params);
+    hooks->bound(params);
     common_sampler * sampler = nullptr;
     try {
         sampler = __real__Z19common_sampler_initPK11llama_modelR22common_params_sampling(model, params);

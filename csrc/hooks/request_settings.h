@@ -11,7 +11,7 @@
 namespace spac {
 
 // The linker's --wrap leads llama.cpp's parsers to functions that ask for the settings of the loop whose request this
-// thread reads (request_adapters.cpp, request_images.cpp).
+// thread reads (request_parameters.cpp, request_images.cpp).
 class RequestSettings : NotCopied {
   public:
     // `adapters` has the scales of the target's adapters. `image_tokens` is the most tokens of an image that the model

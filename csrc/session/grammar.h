@@ -39,13 +39,13 @@ class GrammarScope : NotCopied {
     uint64_t before_;
 };
 
-// A bound on the cost of one text's grammar: 10 s, and 20 ms for each token beside.
+// A bound on the cost of one text's grammar: eight times that of a token, and 20 ms for each token beside.
 class GrammarBudget {
   public:
     // Takes the work for some tokens from it.
     void spend(uint64_t work, size_t n_tokens);
     // Throws InputError if nothing is left.
-    void check() const;
+    void check(const llama_vocab * vocab) const;
 
   private:
     uint64_t work_ = 0; // in nanoseconds

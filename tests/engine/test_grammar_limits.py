@@ -17,7 +17,7 @@ import pytest
 
 from spac import demo
 from tests.cli.conftest import environment
-from tests.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
+from tools.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
 
 PROGRAM = """
 import json, sys

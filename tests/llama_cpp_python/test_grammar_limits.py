@@ -11,7 +11,7 @@ import sys
 
 from spac import demo
 from tests.cli.conftest import environment
-from tests.hostile_grammars import GRAMMARS
+from tools.hostile_grammars import GRAMMARS
 
 PROGRAM = """
 import json, sys

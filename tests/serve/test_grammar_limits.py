@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from spac import demo
+from spac.config import EngineConfig
+from spac.engine import Engine
+from spac.engine.server_loop import LoopOptions
 from tests.chat.templates import THINKING
-from tests.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
 from tests.serve.conftest import Server
+from tools.hostile_grammars import GRAMMARS, LARGE, SCHEMAS, TOOLS
 
 USER = [{"role": "user", "content": "x"}]
 
@@ -83,3 +88,31 @@ def test_large_schemas_that_are_no_attack(server: Server) -> None:
         assert status == 200, answer[:500]
     asked = {"messages": USER, "tools": TOOLS, "tool_choice": "required"}
     assert "context" in refusal(server, "/v1/chat/completions", asked)
+
+
+@pytest.mark.parametrize("of", ["grammar", "json_schema"])
+def test_the_loop_goes_on_while_a_grammar_is_checked(of: str) -> None:
+    held, goes_on = threading.Event(), threading.Event()
+    many = {"enum": [f"word-{i}" for i in range(30_000)]}
+    body = {"prompt": "x", of: GRAMMARS["doubled"][0] if of == "grammar" else many}
+
+    def hold(_: object) -> None:
+        held.set()
+        goes_on.wait(60)
+
+    config = EngineConfig(target=demo.TARGET, ctx=1024, parallel=2, threads=1, state="off")
+    with Engine(config, serves=LoopOptions("demo")) as engine:
+        engine.events.after_step.append(hold)
+        running = engine.loop.begin("completion", b'{"prompt": "x", "n_predict": 5}')
+        refused = engine.loop.begin("completion", json.dumps(body).encode())
+        threads = [threading.Thread(target=each.run, daemon=True) for each in (running, refused)]
+        threads[0].start()
+        assert held.wait(60)
+        threads[1].start()
+        threads[1].join(60)
+        done = not threads[1].is_alive()
+        goes_on.set()
+        for thread in threads:
+            thread.join()
+        assert (done, refused.status, running.status) == (True, 400, 200), refused.body
+        assert b"too many alternatives" in refused.body
