@@ -207,6 +207,7 @@ UNHEARD = [
     ("/v1/completions", "logit_bias", [[5]], [[5, -1], ["a", False]]),
     ("/completion", "logit_bias", [[5, True]], [[5, 0.5]]),
     ("/v1/embeddings", "dimensions", 4, None),
+    ("/detokenize", "tokens", [10**9], [1]), ("/detokenize", "tokens", [-1], [1]),
     ("/v1/chat/completions", "functions", [{"name": "f"}], []),
     ("/v1/chat/completions", "function_call", {"name": "f"}, None),
     ("/v1/chat/completions", "modalities", ["text", "audio"], ["text"]),

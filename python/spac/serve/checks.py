@@ -16,6 +16,7 @@ from spac.serve.refusal import Refusal
 
 if TYPE_CHECKING:
     from spac.engine import Engine
+    from spac.model.c_api import Model
 
 _OBJECTS = (
     "response_format",
@@ -187,6 +188,13 @@ def _name_of(tool: Any) -> str | None:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def check_tokens(body: bytes, model: Model) -> None:
+    """Raise Refusal for tokens that the vocabulary does not have."""
+    tokens = _list(parsed(body).get("tokens"))
+    if any(type(each) is int and not 0 <= each < model.n_tokens for each in tokens):
+        raise Refusal(400, f"tokens must be from 0 to {model.n_tokens - 1}")
 
 
 def parsed(body: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.routing import Router
 
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
-from spac.serve.checks import TextLimits, checked, formed, parsed, with_images
+from spac.serve.checks import TextLimits, check_tokens, checked, formed, parsed, with_images
 from spac.serve.connections import Bodies, Body, Message, Receive
 from spac.serve.custom_tools import ChatCalls
 from spac.serve.echo import Echo
@@ -253,6 +253,8 @@ class Front:
                 body = await self._apart(body, with_images, body)
         elif path in COUNTS:
             body = await self._apart(body, formed, path, body)
+        elif path == "/detokenize":
+            await self._apart(body, check_tokens, body, self._limits.model)
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))
         try:
