@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac.serve import forms
+from spac.serve.checks import formed
 from spac.serve.refusal import Refusal
 
 USER = {"role": "user", "content": "hello"}
@@ -221,6 +222,7 @@ UNHEARD = [
     ("/v1/chat/completions", "tool_choice", {"type": "any"}, None),
     ("/v1/chat/completions", "tools", [{"type": "web_search"}], []),
     ("/v1/chat/completions", "tools", [{"type": "function", "function": "f"}], None),
+    ("/v1/chat/completions", "tools", [{"type": "function", "function": {}}], None),
     ("/v1/messages", "tool_choice", {"type": "any"}, {"type": "auto"}),
     ("/v1/messages", "system", 3, [{"type": "text", "text": "x"}]), ("/v1/messages", "thinking", "x", None),
     ("/v1/responses", "tool_choice", "required", "none"),
@@ -241,6 +243,13 @@ def test_what_nobody_honours_is_refused_by_name(server, path, name, value, fine)
     message = json.loads(body)["error"]["message"]
     assert (status, name in message, "\n" in message) == (400, True, False)
     assert server.ask("POST", path, {**request, name: fine})[0] == 200
+
+
+def test_a_call_of_a_tool_that_is_left_out_is_not_required():
+    request = {"input": "x", "tools": [{"type": "web_search"}, {"type": "local_shell"}]}
+    assert json.loads(formed(forms.RESPONSES, json.dumps(request).encode()))["tools"] == []
+    with pytest.raises(Refusal, match="there is no tool that can be called"):
+        formed(forms.RESPONSES, json.dumps({**request, "tool_choice": "required"}).encode())
 
 
 @pytest.mark.parametrize(

@@ -74,12 +74,18 @@ def read(path: str, request: dict[str, Any]) -> None:
         _read_message(message)
     if isinstance(items := request.get("input"), list):
         request["input"] = [item for each in items for item in _items(each)]
+    if path.startswith(RESPONSES) and isinstance(tools := request.get("tools"), list):
+        request["tools"] = [each for each in tools if _type_of(each) in ("function", "custom", None)]
     for tool in _objects(request.get("tools")):
         if tool.get("type") == "custom" and not path.startswith(MESSAGES):  # where it is the usual kind
             custom_tools.as_function(tool)
-        if path == CHAT and (tool.get("type") != "function" or not isinstance(tool.get("function"), dict)):
-            raise Refusal(400, "tools: each one must have the type function or custom, and an object of it")
-        for each in (tool, tool.get("function")):
+        function = tool.get("function")
+        is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if path == CHAT and not (tool.get("type") == "function" and is_named):
+            raise Refusal(
+                400, "tools: each must have the type function or custom, and an object with its name"
+            )
+        for each in (tool, function):
             if isinstance(each, dict):
                 _drop_nulls(each)
                 for name in ("parameters", "input_schema"):
