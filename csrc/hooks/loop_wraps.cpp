@@ -1,4 +1,5 @@
 // The functions of llama.cpp that the linker leads to LoopHooks.
+#include "hooks/cut_responses.h"
 #include "hooks/loop_hooks.h"
 
 #include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
@@ -81,6 +82,7 @@ void __wrap__ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14de
     if (const auto own = spac::OwnRequest::of(*results, result->id)) {
         own->tell(*result);
     } else {
+        spac::tell_cut_response(result);
         __real__ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14default_deleteIS1_EE(
             results, std::move(result));
     }

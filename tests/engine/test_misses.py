@@ -44,15 +44,17 @@ def test_the_text_is_the_same(target, expected, scheduler):
 
 def test_lru_with_loads_is_a_plain_cache(target):
     """Every miss is loaded, so the prefetcher finds next to nothing to do, and the slots hold what the plan
-    wants. It may find an expert that the next step has just driven out."""
+    wants. It may find an expert that the next step has just driven out. If a step misses this expert while
+    the copy is under way, the CPU computes it."""
     with Engine(config(target, scheduler="lru", slots="60%", miss="load")) as engine:
         generation = engine.generate(PROMPT, 24)
         "".join(generation)
         experts, plan = engine.experts, engine.events.driver.plan
         assert experts.settle(10)
-        assert experts.stats["uploads"] < 0.1 * generation.stats.misses_loaded
-        assert generation.stats.misses_cpu == 0
-        assert generation.stats.gpu_share == 1
+        stats = generation.stats
+        assert experts.stats["uploads"] < 0.1 * stats.misses_loaded
+        assert stats.misses_cpu <= experts.stats["uploads"]
+        assert (stats.gpu_share == 1) == (stats.misses_cpu == 0)
         wanted = plan.priority >= plan.threshold[:, None]
         assert wanted.any()
         assert (wanted <= (experts.residency() >= 0)).all()

@@ -1,4 +1,4 @@
-"""Custom tools of Responses are told to the model, and their calls are handed out in their own form."""
+"""Custom tools are told to the model, and their calls are handed out in their own form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import pytest
 
 from spac.serve import forms
+from spac.serve.checks import formed
+from spac.serve.custom_tools import ChatCalls
 from spac.serve.responses import ResponseForm
 
 PATCH = '*** Begin Patch\n*** Add File: a\n+"hi"\n*** End Patch'
@@ -99,3 +101,82 @@ def test_events_of_several_kinds():
     for ours, theirs in zip(told[1:3], sent[2:4], strict=True):
         assert ours == {**theirs, "output_index": 1, "sequence_number": ours["sequence_number"]}
     assert told[3]["item"]["input"] == told[4]["response"]["output"][0]["input"] == end["input"] == PATCH
+
+
+CHAT_CUSTOM = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch", "description": "Patches files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: begin_patch hunk"}},
+    },
+}  # fmt: skip
+NAMED = {"type": "custom", "custom": {"name": "apply_patch"}}
+CHAT_ADD = {"type": "function", "function": {"name": "add", "parameters": ADD["parameters"]}}
+CHAT = {
+    "messages": [{"role": "user", "content": "hello"}], "tools": [CHAT_CUSTOM, CHAT_ADD],
+    "tool_choice": NAMED, "temperature": 0, "max_tokens": 60,
+    "chat_template_kwargs": ASKED["chat_template_kwargs"],
+}  # fmt: skip
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize("choice", [NAMED, ALLOWED], ids=["named", "allowed"])
+def test_a_chat(thinking_server, choice):
+    asked = {**CHAT, "tool_choice": choice, "parallel_tool_calls": False}
+    status, body = thinking_server.ask("POST", "/v1/chat/completions", asked)
+    assert status == 200, body
+    (call,) = json.loads(body)["choices"][0]["message"]["tool_calls"]
+    assert (call["type"], call["custom"]["name"]) == ("custom", "apply_patch")
+    assert isinstance(call["custom"]["input"], str)
+    assert "function" not in call
+
+
+def test_a_chats_stream(thinking_server):
+    status, body = thinking_server.ask("POST", "/v1/chat/completions", {**CHAT, "stream": True})
+    assert status == 200, body
+    *blocks, end, rest = body.decode().split("\n\n")
+    assert (end, rest) == ("data: [DONE]", "")
+    choices = [each for block in blocks for each in json.loads(block.removeprefix("data: "))["choices"]]
+    calls = [call for each in choices for call in each["delta"].get("tool_calls") or ()]
+    assert [(call["index"], call["custom"].get("name")) for call in calls] == [(0, "apply_patch"), (0, None)]
+    assert choices[-1]["finish_reason"]
+    assert not choices[-1]["delta"].get("tool_calls")
+
+
+def test_a_chats_calls_of_several_kinds():
+    """A custom call's text comes whole, and a function's call comes in its pieces."""
+    form = ChatCalls(CHAT)
+    text = json.dumps({"input": PATCH})
+    first = {"name": "apply_patch", "arguments": text[:9]}
+    deltas = [
+        [{"index": 0, "id": "a", "type": "function", "function": first}],
+        [{"index": 0, "function": {"arguments": text[9:]}}],
+        [{"index": 1, "id": "b", "type": "function", "function": {"name": "add", "arguments": ""}}],
+        [{"index": 1, "function": {"arguments": "{}"}}],
+    ]  # fmt: skip
+    choices = [{"index": 0, "delta": {"tool_calls": each}, "finish_reason": None} for each in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    data = b"".join(f"data: {json.dumps({'choices': [each]})}\n\n".encode() for each in choices)
+    blocks = form.part(data + b":\n\ndata: [DONE]\n\n").decode().split("\n\n")
+    assert blocks[-3:] == [":", "data: [DONE]", ""]
+    told = [json.loads(block.removeprefix("data: "))["choices"][0] for block in blocks[:-3]]
+    assert [each["delta"].get("tool_calls") for each in told] == [
+        [{"index": 0, "id": "a", "type": "custom", "custom": {"name": "apply_patch", "input": ""}}],
+        [], deltas[2], deltas[3], [{"index": 0, "custom": {"input": PATCH}}], None,
+    ]  # fmt: skip
+    assert [each["finish_reason"] for each in told] == [None] * 5 + ["tool_calls"]
+
+
+def test_a_chats_earlier_calls_are_in_the_prompt(thinking_server):
+    call = {"id": "c", "type": "custom", "custom": {"name": "apply_patch", "input": PATCH}}
+    messages = [*CHAT["messages"], {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": "done"}]  # fmt: skip
+    asked = {**CHAT, "messages": messages, "tool_choice": "auto"}
+    request = json.loads(formed("/v1/chat/completions", json.dumps(asked).encode()))
+    (made,) = request["messages"][1]["tool_calls"]
+    assert json.loads(made["function"]["arguments"]) == {"input": PATCH}
+    assert "begin_patch hunk" in request["tools"][0]["function"]["description"]
+    status, body = thinking_server.ask("POST", "/apply-template", asked)
+    assert status == 200, body
+    assert "Add File" in json.loads(body)["prompt"]
+    assert thinking_server.ask("POST", "/v1/chat/completions", {**asked, "max_tokens": 2})[0] == 200

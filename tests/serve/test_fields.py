@@ -84,10 +84,11 @@ def test_the_text_of_messages_follows_llama_servers_fields(thinking_server):
 
 
 @pytest.mark.parametrize("name", ["n", "n_cmpl"])
-def test_messages_have_one_answer(thinking_server, name):
-    status, body = thinking_server.ask("POST", "/v1/messages", {**SHORT["/v1/messages"], name: 2})
-    assert (status, b"Messages have one answer" in body) == (400, True)
-    assert thinking_server.ask("POST", "/v1/messages", {**SHORT["/v1/messages"], name: 1})[0] == 200
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_messages_and_responses_have_one_answer(thinking_server, path, name):
+    status, body = thinking_server.ask("POST", path, {**SHORT[path], name: 2})
+    assert (status, b"Responses and Messages have one answer" in body) == (400, True)
+    assert thinking_server.ask("POST", path, {**SHORT[path], name: 1})[0] == 200
 
 
 def test_messages_without_reasoning(thinking_server):
@@ -97,3 +98,13 @@ def test_messages_without_reasoning(thinking_server):
 
     off = count(chat_template_kwargs={"enable_thinking": False})
     assert count(thinking={"type": "disabled"}) == off > count() == count(thinking={"type": "enabled"})
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_a_stop_string_without_a_character_stops_nothing(thinking_server, path):
+    asked = {**SHORT[path], "temperature": 0}
+    answers = [thinking_server.ask("POST", path, {**asked, "stop": stop}) for stop in (None, "", ["", "zq"])]
+    assert [status for status, _ in answers] == [200] * 3
+    made = [json.loads(body) for _, body in answers]
+    made = [each.get("content") or each["choices"][0] for each in made]
+    assert made[0] == made[1] == made[2]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac.serve import forms
+from spac.serve.checks import formed
 from spac.serve.refusal import Refusal
 
 USER = {"role": "user", "content": "hello"}
@@ -52,6 +53,25 @@ CHATS = {
             {"role": "user", "content": [{"type": "text", "text": "d", "annotations": None}]},
         ]
     },
+    "a refusal and a file": {
+        "messages": [
+            USER,
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "user", "content": [{"type": "file", "file": {**text_file("x"), "type": None}}]},
+        ]
+    },
+    "the first form of tools": {
+        "messages": [
+            USER,
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "3"},
+        ]
+    },
+    "what only another server can use": {
+        "messages": [USER], "modalities": ["text"], "prediction": {"type": "content", "content": "x"},
+        "store": True, "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "low", "user": "u",
+        "safety_identifier": "s", "prompt_cache_key": "k", "web_search_options": {}, "functions": [],
+    },
     "answer's schema": {
         "messages": [USER],
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
@@ -69,7 +89,7 @@ def test_chats(thinking_server, name):
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "3"}
-ITEMS = {
+ITEMS: dict[str, list[Any]] = {
     "reasoning without content": [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None}],
     "a call": [CALL, OUTPUT],
     "a custom call": [
@@ -81,7 +101,23 @@ ITEMS = {
          "action": {"type": "exec", "command": ["ls"], "env": None}},
         {"type": "local_shell_call_output", "id": "c", "output": {"exit": 0}},
     ],
+    "another shell": [
+        {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": ""}]},
+    ],
+    "a patch": [
+        {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "apply_patch_call_output", "call_id": "c", "status": "completed"},
+    ],
+    "an answer without a type": [{"role": "assistant", "content": "b"}, USER],
+    "a refusal": [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, USER],
+    "a function's file": [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [text_file("x")]},
+    ],
+    "a search of tools": [{"type": "tool_search_call", "arguments": {}}, {"type": "tool_search_output"}],
     "a search": [{"type": "web_search_call", "id": "w", "status": "completed"}],
+    "reasoning without a text": [{"type": "reasoning", "summary": [], "content": []}],
     "a compaction": [{"type": "compaction", "encrypted_content": "x"}],
     "a reference": [{"type": "item_reference", "id": "m"}],
     "a file": [{"type": "message", "role": "user", "content": [text_file("hi")]}],
@@ -97,33 +133,132 @@ def test_items_of_responses(thinking_server, name):
 
 
 def test_what_items_say_is_in_the_prompt():
-    request = {"input": [USER, *ITEMS["a custom call"], *ITEMS["a shell call"], *ITEMS["a file"]]}
+    calls = ("a custom call", "a shell call", "another shell", "a patch")
+    request = {"input": [USER, *(item for name in calls for item in ITEMS[name]), *ITEMS["a file"]]}
     forms.read(forms.RESPONSES, request)
     text = json.dumps(request["input"])
-    assert all(each in text for each in ("apply_patch", "*** Begin", "done", "local_shell", "ls", "hi"))
-    assert [each.get("type", "message") for each in request["input"]] == [
-        "message", *["function_call", "function_call_output"] * 2, "message",
+    said = (
+        "apply_patch",
+        "*** Begin",
+        "done",
+        "local_shell",
+        "ls",
+        "hi",
+        "stdout",
+        "delete_file",
+        "completed",
+    )
+    assert all(each in text for each in said)
+    assert [each["type"] for each in request["input"]] == [
+        "message", *["function_call", "function_call_output"] * 4, "message",
     ]  # fmt: skip
 
 
-def test_a_document_is_text(server):
-    document = {"type": "document", "title": "T", "source": {"type": "text", "data": "a b c d e f g h"}}
-    body = {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": [document]}]}
+BODY = [{"type": "text", "text": "a b c d e f g h i j k l"}]
+DOCUMENTS = [
+    {"type": "document", "title": "T", "source": {"type": "text", "data": BODY[0]["text"]}},
+    {"type": "document", "source": {"type": "content", "content": BODY}},
+    {"type": "search_result", "title": "T", "source": "S", "content": BODY},
+    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result", "content": BODY}]},
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_is_text(thinking_server, document):
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    before = [USER, {"role": "assistant", "content": [call]}] if document["type"] == "tool_result" else []
+    body = {"model": "m", "max_tokens": 2}
     counts = []
     for content in ([document], [{"type": "text", "text": ""}]):
-        request = body | {"messages": [{"role": "user", "content": content}]}
-        status, answer = server.ask("POST", "/v1/messages/count_tokens", request)
+        request = body | {"messages": [*before, {"role": "user", "content": content}]}
+        status, answer = thinking_server.ask("POST", "/v1/messages/count_tokens", request)
         assert status == 200, answer
         counts.append(json.loads(answer)["input_tokens"])
     assert counts[0] > counts[1] + 8
-    assert server.ask("POST", "/v1/messages", body)[0] == 200
+    request = body | {"messages": [*before, {"role": "user", "content": [document]}]}
+    assert thinking_server.ask("POST", "/v1/messages", request)[0] == 200
 
 
-def test_what_nobody_honours_is_refused_by_name(server):
-    status, body = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2, "suffix": ")"})
-    assert (status, "suffix" in body.decode()) == (400, True)
-    fine = {"prompt": "a", "max_tokens": 2, "suffix": None}
-    assert server.ask("POST", "/v1/completions", fine)[0] == 200
+def test_tools_of_messages(thinking_server):
+    """Tools that another server runs are left out, and so are all if none may be called."""
+
+    def count(**fields):
+        request = {"model": "m", "messages": [USER], **fields}
+        status, body = thinking_server.ask("POST", "/v1/messages/count_tokens", request)
+        assert status == 200, body
+        return json.loads(body)["input_tokens"]
+
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    add = {"type": "custom", "name": "add", "input_schema": SCHEMA}
+    assert count() == count(tools=[search]) == count(tools=[add], tool_choice={"type": "none"})
+    assert count() < count(tools=[add]) == count(tools=[add, search])
+    request: dict[str, Any] = {
+        "tools": [add],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
+    forms.read(forms.MESSAGES, request)
+    assert request["parallel_tool_calls"] is False
+
+
+UNHEARD = [
+    ("/v1/completions", "suffix", ")", None), ("/v1/completions", "best_of", 2, 1),
+    ("/v1/completions", "best_of", "x", None),
+    ("/v1/completions", "response_format", {"type": "json_object"}, {"type": "text"}),
+    ("/v1/completions", "logit_bias", "x", {}), ("/v1/completions", "logit_bias", {"5": "x"}, {"5": False}),
+    ("/v1/completions", "logit_bias", [[5]], [[5, -1], ["a", False]]),
+    ("/completion", "logit_bias", [[5, True]], [[5, 0.5]]),
+    ("/v1/embeddings", "dimensions", 4, None),
+    ("/detokenize", "tokens", [10**9], [1]), ("/detokenize", "tokens", [-1], [1]),
+    ("/v1/chat/completions", "functions", [{"name": "f"}], []),
+    ("/v1/chat/completions", "function_call", {"name": "f"}, None),
+    ("/v1/chat/completions", "modalities", ["text", "audio"], ["text"]),
+    ("/v1/chat/completions", "echo", True, False), ("/v1/chat/completions", "chat_template", "{{ x }}", ""),
+    ("/v1/chat/completions", "response_format", "json_object", {"type": "text"}),
+    ("/v1/chat/completions", "stream_options", "x", {}),
+    ("/v1/chat/completions", "reasoning_effort", 3, "low"),
+    ("/v1/chat/completions", "chat_template_kwargs", "x", {"enable_thinking": False}),
+    ("/v1/chat/completions", "parallel_tool_calls", "yes", False),
+    ("/v1/chat/completions", "tool_choice", "required", "auto"),
+    ("/v1/chat/completions", "tool_choice", {"type": "any"}, None),
+    ("/v1/chat/completions", "tools", [{"type": "web_search"}], []),
+    ("/v1/chat/completions", "tools", [{"type": "function", "function": "f"}], None),
+    ("/v1/chat/completions", "tools", [{"type": "function", "function": {}}], None),
+    ("/v1/messages", "tool_choice", {"type": "any"}, {"type": "auto"}),
+    ("/v1/messages", "system", 3, [{"type": "text", "text": "x"}]), ("/v1/messages", "thinking", "x", None),
+    ("/v1/responses", "tool_choice", "required", "none"),
+    ("/v1/responses", "reasoning", "low", {"effort": None}),
+    ("/v1/responses", "background", True, False), ("/v1/responses", "conversation", "c", None),
+    ("/v1/responses", "previous_response_id", "r", None), ("/v1/responses", "prompt", {"id": "p"}, None),
+    ("/v1/responses", "instructions", ["x"], "x"), ("/v1/responses", "top_logprobs", 2, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "name", "value", "fine"), UNHEARD)
+def test_what_nobody_honours_is_refused_by_name(server, path, name, value, fine):
+    least = {"prompt": "a", "messages": [USER], "input": "x", **FEW, "max_output_tokens": 2}
+    given = "prompt" if "completion" in path else "input"
+    given = "messages" if path in ("/v1/chat/completions", "/v1/messages") else given
+    request = {each: least[each] for each in (given, "temperature", "max_tokens", "max_output_tokens")}
+    status, body = server.ask("POST", path, {**request, name: value})
+    message = json.loads(body)["error"]["message"]
+    assert (status, name in message, "\n" in message) == (400, True, False)
+    assert server.ask("POST", path, {**request, name: fine})[0] == 200
+
+
+def test_a_call_of_a_tool_that_is_left_out_is_not_required():
+    request = {"input": "x", "tools": [{"type": "web_search"}, {"type": "local_shell"}]}
+    assert json.loads(formed(forms.RESPONSES, json.dumps(request).encode()))["tools"] == []
+    with pytest.raises(Refusal, match="there is no tool that can be called"):
+        formed(forms.RESPONSES, json.dumps({**request, "tool_choice": "required"}).encode())
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "file", "file": {"file_id": "f"}}, {"type": "image", "source": {"type": "file"}}]
+)
+def test_a_file_of_another_server_is_refused(server, part):
+    path = "/v1/messages" if part["type"] == "image" else "/v1/chat/completions"
+    status, body = server.ask("POST", path, {"messages": [{"role": "user", "content": [part]}], **FEW})
+    assert (status, b"send it" in body) == (400, True), body
 
 
 def test_a_file_that_is_no_text_is_refused():

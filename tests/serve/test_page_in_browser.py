@@ -474,6 +474,28 @@ def test_a_refusal_is_shown(page):
     assert page.text(".again") == "Answer", "the question can be asked again"
 
 
+def test_a_message_takes_the_place_of_one_without_an_answer(page):
+    """The model never gets two messages of the user in a row, and the former one stays as a version."""
+    page.open()
+    page.send("Hello", saying("Hi."))
+    page.wait_for_answer()
+    page.send("Fails", "root ::= (")
+    page.wait("document.querySelector('.fault') !== null")
+    page.send("Works", saying("Yes."))
+    page.wait("document.querySelectorAll('article').length === 4")
+    page.wait_for_answer()
+    sent = page.value("sent.at(-1).messages")
+    assert [one["content"] for one in sent] == ["Hello", "Hi.", "Works"]
+    assert (texts(page), versions(page)) == (["Hello", "Hi.", "Works", "Yes."], ["‹ 2/2 ›"])
+    page.click("[aria-label='Version before']")
+    assert texts(page) == ["Hello", "Hi.", "Fails"]
+    page.value(f"window.grammar = {json.dumps(saying('Now.'))}")
+    page.press("Answer")
+    page.wait("document.querySelectorAll('article').length === 4")
+    page.wait_for_answer()
+    assert texts(page) == ["Hello", "Hi.", "Fails", "Now."], "it can be asked again"
+
+
 def test_images_are_refused_for_a_model_that_sees_none(page):
     page.open()
     page.wait("document.getElementById('model').textContent === 'demo'")

@@ -51,6 +51,33 @@ def test_a_call_has_an_end(thinking_server):
     assert made[end["sequence_number"] + 1]["type"] == "response.output_item.done"
 
 
+def test_an_answer_that_is_cut_says_so(thinking_server):
+    cut = {"grammar": "root ::= [a-z]+", "temperature": 0, "max_output_tokens": 5}
+    reason = {"reason": "max_output_tokens"}
+    status, body = thinking_server.ask("POST", "/v1/responses", {"input": "hello", **cut})
+    assert status == 200, body
+    answer = json.loads(body)
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", reason)
+    assert answer["output"][-1]["status"] == "incomplete"
+    made = events(thinking_server, **cut)
+    end = made[-1]
+    assert (end["type"], end["response"]["status"]) == ("response.incomplete", "incomplete")
+    assert end["response"]["incomplete_details"] == reason
+    assert end["response"]["output"][-1] == made[-2]["item"]
+    assert made[-2]["item"]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_answer_that_ends_by_itself_is_complete(thinking_server, more):
+    """This holds also if it needs all tokens that it may have."""
+    said = {"input": "hello", **saying("hi there")}
+    _, body = thinking_server.ask("POST", "/v1/responses", said)
+    n = json.loads(body)["usage"]["output_tokens"]
+    _, body = thinking_server.ask("POST", "/v1/responses", {**said, "max_output_tokens": n + more})
+    answer = json.loads(body)
+    assert (answer["status"], answer["output"][0]["status"]) == ("completed", "completed")
+
+
 def test_the_clients_stream(thinking_server):
     more = {"model": "demo", "input": "hello", "extra_body": saying("hi there")}
     with thinking_server.client().responses.stream(**more) as stream:

@@ -16,11 +16,37 @@ from spac.serve.refusal import Refusal
 
 if TYPE_CHECKING:
     from spac.engine import Engine
+    from spac.model.c_api import Model
 
+_OBJECTS = (
+    "response_format",
+    "stream_options",
+    "chat_template_kwargs",
+    "thinking",
+    "output_config",
+    "reasoning",
+)
 _TYPES: dict[str, tuple[Any, str]] = {
     "grammar": (str, "a text"),
     "stop": (str | list, "a text, or a list of texts"),
     "samplers": (str | list, "a list of names, or a text of their letters"),
+    "logit_bias": (dict | list, "an object of tokens, or a list of pairs"),
+    "tools": (list, "a list"),
+    "parallel_tool_calls": (bool, "true or false"),
+    "instructions": (str, "a text"),
+    "system": (str | list, "a text, or a list of blocks"),
+    "reasoning_effort": (str, "a text"),
+    **dict.fromkeys(
+        (
+            "response_format",
+            "stream_options",
+            "chat_template_kwargs",
+            "thinking",
+            "output_config",
+            "reasoning",
+        ),
+        (dict, "an object"),
+    ),
 }
 """The types of fields that llama.cpp passes over where they have another one."""
 
@@ -90,6 +116,11 @@ def checked(path: str, body: bytes, limits: TextLimits, names: Collection[str] |
     for field, (types, wanted) in _TYPES.items():
         if not isinstance(request.get(field), types | None):
             raise Refusal(400, f"{field} must be {wanted}")
+    _check_bias(request.get("logit_bias"))
+    for field in ("stop", "stop_sequences"):
+        if (stops := request.get(field)) == "" or (isinstance(stops, list) and "" in stops):
+            request[field] = [each for each in stops if each != ""]  # it would end each answer at once
+            body = json.dumps(request).encode()
     if isinstance(grammar := request.get("grammar"), str):
         _core.check_grammar(limits.model.pointer, grammar)
     limits.check(request)
@@ -106,17 +137,29 @@ def formed(path: str, body: bytes, request: dict[str, Any] | None = None) -> byt
         return body
     request = parsed(body) if request is None else request
     forms.read(path, request)
-    _choose_tools(request)
+    _choose_tools(request, is_anthropics=path.startswith(forms.MESSAGES))
     return json.dumps(request).encode()
 
 
-def _choose_tools(request: dict[str, Any]) -> None:
+def _check_bias(bias: Any) -> None:
+    """Raise Refusal for a bias that llama.cpp passes over."""
+    pairs = list(bias.items()) if isinstance(bias, dict) else _list(bias)
+    for pair in pairs:
+        value = pair[1] if isinstance(pair, list | tuple) and len(pair) == 2 else None
+        if value is True or not isinstance(value, int | float):
+            raise Refusal(400, "logit_bias: the bias of a token must be a number or false")
+
+
+def _choose_tools(request: dict[str, Any], *, is_anthropics: bool) -> None:
     """Leave the tools that `tool_choice` names, and require a call of them.
 
-    llama.cpp reads a choice by name as "auto". Raise Refusal if it names a tool that is not there.
+    llama.cpp reads a choice by name as "auto". Raise Refusal if it names a tool that is not there, and if a
+    call is required without a tool.
     """
     choice = request.get("tool_choice")
-    if not isinstance(choice, dict) or choice.get("type") in ("auto", "any", "none"):  # Anthropic's words
+    if not isinstance(choice, dict) or (is_anthropics and choice.get("type") in ("auto", "any", "none")):
+        if choice in ("required", {"type": "any"}) and request.get("tools") in (None, []):
+            raise Refusal(400, "tool_choice requires a call, and there is no tool that can be called here")
         return
     asks = "required"
     if choice.get("type") == "allowed_tools":
@@ -139,12 +182,19 @@ def _name_of(tool: Any) -> str | None:
     """Return the name of a tool, or of a choice, in the form of any of the interfaces."""
     if not isinstance(tool, Mapping):
         return None
-    name = _at(tool, "function").get("name", tool.get("name"))
+    name = (_at(tool, "function") or _at(tool, "custom") or tool).get("name")
     return name if isinstance(name, str) else None
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def check_tokens(body: bytes, model: Model) -> None:
+    """Raise Refusal for tokens that the vocabulary does not have."""
+    tokens = _list(parsed(body).get("tokens"))
+    if any(type(each) is int and not 0 <= each < model.n_tokens for each in tokens):
+        raise Refusal(400, f"tokens must be from 0 to {model.n_tokens - 1}")
 
 
 def parsed(body: bytes) -> dict[str, Any]:

@@ -20,10 +20,11 @@ from starlette.routing import Router
 
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
-from spac.serve.checks import TextLimits, checked, formed, parsed, with_images
+from spac.serve.checks import TextLimits, check_tokens, checked, formed, parsed, with_images
 from spac.serve.connections import Bodies, Body, Message, Receive
+from spac.serve.custom_tools import ChatCalls
 from spac.serve.echo import Echo
-from spac.serve.forms import COMPLETIONS, MESSAGES, RESPONSES
+from spac.serve.forms import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from spac.serve.page import page_routes
 from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, MessageErrors, Refusal, refusal_of
@@ -130,7 +131,7 @@ class LoopRequest:
         """True until the request's turn has come."""
         self.cancelled = False
         """True once the request was cancelled."""
-        self.rewrites: ResponseForm | Echo | MessageErrors | None = None
+        self.rewrites: ResponseForm | ChatCalls | Echo | MessageErrors | None = None
         """The object that changes the answer on its way to the client, or None."""
         self._turn: asyncio.Future[None] | None = None
         self._answer: _core.LoopResponse | None = None
@@ -242,6 +243,8 @@ class Front:
         if path in ANSWERS:
             if path == RESPONSES:
                 request.rewrites = ResponseForm(await self._apart(body, parsed, body))
+            elif path == CHAT and b'"custom"' in body:
+                request.rewrites = ChatCalls(await self._apart(body, parsed, body))
             elif path == COMPLETIONS and b'"echo"' in body:
                 request.rewrites = await self._apart(body, self._echo, body)
             names = self._state.models if self._state.strict_model else None
@@ -250,6 +253,8 @@ class Front:
                 body = await self._apart(body, with_images, body)
         elif path in COUNTS:
             body = await self._apart(body, formed, path, body)
+        elif path == "/detokenize":
+            await self._apart(body, check_tokens, body, self._limits.model)
         self._state.requests.add(request)
         watch = asyncio.create_task(request.watch(receive))
         try:

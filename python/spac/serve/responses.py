@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from spac.serve.custom_tools import CustomCalls
+from spac.serve.custom_tools import ItemCalls
 
 _OF_PARTS = ("response.content_part.", "response.output_text.", "response.reasoning_text.")
 """Events of an item's content, which has one part."""
@@ -25,7 +25,7 @@ class ResponseForm:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         """Read the request's tools."""
-        self._custom = CustomCalls(request)
+        self._custom = ItemCalls(request)
         self._places: dict[str, int] = {}  # of items in the output, by id
         self._n_events = 0
 

@@ -340,8 +340,14 @@ async function send() {
   if (!(text || attachments.any) || answers.has(chat.id)) return;
   $("prompt").value = "";
   const message = { role: "user", content: text, ...attachments.take() };
-  chat.messages.push(message);
-  new Message(message);
+  const last = chat.messages.length - 1;
+  if (chat.messages[last]?.role === "user") { // it got no answer, and many templates want turns
+    branch(chat, last, message);
+    show(chat);
+  } else {
+    chat.messages.push(message);
+    new Message(message);
+  }
   touch(chat);
   answer();
 }
