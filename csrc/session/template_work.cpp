@@ -14,8 +14,8 @@
 
 namespace jinja { // patches/0006-server.patch calls these
 value counted(const statement & what, context & where);
-void  check_stored(const value & in, const value & what);
-void  check_call(const std::string & name, const func_args & args);
+void  count_stored(const value & in, const value & what);
+void  count_call(const std::string & name, const func_args & args);
 } // namespace jinja
 
 namespace spac {
@@ -235,9 +235,9 @@ jinja::value jinja::counted(const statement & what, context & where) {
     return made;
 }
 
-void jinja::check_stored(const value & in, const value & what) { spac::check_stored(in, what); }
+void jinja::count_stored(const value & in, const value & what) { spac::check_stored(in, what); }
 
-void jinja::check_call(const std::string & name, const func_args & args) { spac::check_call(name, args); }
+void jinja::count_call(const std::string & name, const func_args & args) { spac::check_call(name, args); }
 
 // The linker sends calls from other source files here (--wrap), and calls of the __real_ names to llama.cpp's
 // functions.
