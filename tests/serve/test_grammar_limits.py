@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def refusal(server: Server, path: str, body: dict[str, Any]) -> str:
     """Return the message of a 400."""
-    status, answer = server.ask("POST", path, {"model": "demo", "max_tokens": 60, **body})
+    status, answer = server.ask("POST", path, {"model": "demo", "max_tokens": 60, "temperature": 0, **body})
     assert status == 400, (status, answer[:500])
     return str(json.loads(answer)["error"]["message"])
 

@@ -154,6 +154,9 @@ class ModelPair:
             self._open_projector()
             with self._room_for_prompts(self.experts):  # The draft may be the target's extra layers.
                 self._open_draft_context()
+            if self.experts is not None and not self.experts.n_layer:  # This counts the layers.
+                self.experts = None
+            self.placement.paged = self.placement.paged and self.experts is not None
             self._note()
 
     # ---- the target
@@ -187,9 +190,7 @@ class ModelPair:
                 apply_adapters(self.target, self.target_context)
         del kept  # The library has read it.
         self._note_copy(self.target, copying)
-        experts = scope.experts if place.device is not None else None
-        self.experts = experts if experts is not None and experts.n_layer > 0 else None
-        place.paged = place.paged and self.experts is not None
+        self.experts = scope.experts if place.device is not None else None
 
     def _target_fields(self) -> dict[str, Any]:
         """Return the fields of the target's context that the pair needs."""
