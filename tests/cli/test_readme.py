@@ -52,7 +52,7 @@ def test_its_first_two_commands_are_the_installations():
     first, second = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)[:2]
     assert first.count("\n") == second.count("\n") == 1
     assert first.endswith("python -m spac.run\n")
-    assert second.endswith("python -m pytest\n")
+    assert second.endswith("python -m pytest -n 2\n")
 
 
 def test_it_has_four_options():
