@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     from spac.model.c_api import Model
 
 _OBJECTS = (
-    "response_format",
-    "stream_options",
-    "chat_template_kwargs",
-    "thinking",
-    "output_config",
-    "reasoning",
-)
+    "response_format", "stream_options", "chat_template_kwargs", "thinking", "output_config", "reasoning"
+)  # fmt: skip
 _TYPES: dict[str, tuple[Any, str]] = {
     "grammar": (str, "a text"),
     "stop": (str | list, "a text, or a list of texts"),
@@ -36,17 +31,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "instructions": (str, "a text"),
     "system": (str | list, "a text, or a list of blocks"),
     "reasoning_effort": (str, "a text"),
-    **dict.fromkeys(
-        (
-            "response_format",
-            "stream_options",
-            "chat_template_kwargs",
-            "thinking",
-            "output_config",
-            "reasoning",
-        ),
-        (dict, "an object"),
-    ),
+    **dict.fromkeys(_OBJECTS, (dict, "an object")),
 }
 """The types of fields that llama.cpp passes over where they have another one."""
 
