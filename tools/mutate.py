@@ -1,0 +1,228 @@
+"""Shows that tests find faults: changes one line of the product at a time, and runs the tests of its room.
+
+    python -m tools.mutate            all mutations
+    python -m tools.mutate 3 17       these, by their numbers
+
+It works on a copy of the tree with the compiled parts of this one, and prints a line for each mutation: the
+test that found it, and in how many seconds, or that none did. The exit code is 1 if one was not found.
+Whoever makes tests fewer or shorter runs it before and after.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A text that stands once in a file of python/spac, one in its place, and the tests that should fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    def apply(self, root: Path) -> str:
+        """Change the file in a tree, and return its former text. Raise SystemExit if it does not fit."""
+        path = root / "python/spac" / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise SystemExit(f"{self.file}: '{self.old}' stands there {text.count(self.old)} times, not once")
+        path.write_text(text.replace(self.old, self.new))
+        return text
+
+
+MUTATIONS = (
+    Mutation(
+        "scheduler/base.py",
+        "wanted = priority >= threshold[",
+        "wanted = priority > threshold[",
+        "tests/scheduler",
+    ),
+    Mutation(
+        "scheduler/base.py",
+        "int(counts[members].sum()))",
+        "int(counts[members].sum()) - 1)",
+        "tests/scheduler",
+    ),
+    Mutation(
+        "scheduler/price.py",
+        "n * min(each.cpu_expert_s, each",
+        "n * max(each.cpu_expert_s, each",
+        "tests/scheduler",
+    ),
+    Mutation(
+        "scheduler/lru.py",
+        "np.full(n_layer, n_expert + 1,",
+        "np.full(n_layer, n_expert,",
+        "tests/scheduler tests/replay",
+    ),
+    Mutation(
+        "scheduler/ewma.py", "elif n_slots < values.size:", "elif n_slots <= values.size:", "tests/scheduler"
+    ),
+    Mutation("scheduler/whole_layers.py", "if n >= some.size:", "if n > some.size:", "tests/scheduler"),
+    Mutation(
+        "scheduler/whole_layers.py",
+        "(_FIRST - index), scattered",
+        "(_FIRST + index), scattered",
+        "tests/scheduler",
+    ),
+    Mutation(
+        "scheduler/demand.py",
+        "np.maximum(verified - 1, 0)",
+        "np.maximum(verified, 0)",
+        "tests/scheduler tests/replay",
+    ),
+    Mutation(
+        "scheduler/driver.py",
+        "            if step != self._step:\n",
+        "            if step > self._step:\n",
+        "tests/scheduler tests/engine/test_schedule_beside.py",
+    ),
+    Mutation("papers/utility.py", "rises = change >= self.up", "rises = change > self.up", "tests/papers"),
+    Mutation(
+        "papers/balancer.py",
+        "np.maximum(t_cpu, t_gpu) + drafting",
+        "np.minimum(t_cpu, t_gpu) + drafting",
+        "tests/papers",
+    ),
+    Mutation("papers/balancer.py", "(uploads <= room[", "(uploads < room[", "tests/papers"),
+    Mutation(
+        "papers/sp_moe.py", "fits &= wanted <= pool_slots", "fits &= wanted < pool_slots", "tests/papers"
+    ),
+    Mutation(
+        "papers/sp_moe.py", "np.cumsum(critical * upload_s) <=", "critical * upload_s <=", "tests/papers"
+    ),
+    Mutation(
+        "papers/moe_speq.py", "np.where(uses > 0, _PREDICTED", "np.where(uses > 1, _PREDICTED", "tests/papers"
+    ),
+    Mutation("papers/fate.py", "elif known >= self.size:", "elif known > self.size:", "tests/papers"),
+    Mutation(
+        "papers/moe_infinity.py", "if view.text != self._text:", "if view.text == self._text:", "tests/papers"
+    ),
+    Mutation("governor/roofline.py", "k if k >= self._shortest else 0", "k", "tests/governor"),
+    Mutation("governor/acceptance.py", "reach + (1.0 - reach) * hope", "reach", "tests/governor"),
+    Mutation("costs/robust.py", "max(SHARE, 1 / self._seen[i])", "SHARE", "tests/costs"),
+    Mutation(
+        "costs/robust.py",
+        "units[i] + (b[i] - rest) / sums[i], LEAST",
+        "units[i] - (b[i] - rest) / sums[i], LEAST",
+        "tests/costs",
+    ),
+    Mutation(
+        "engine/text_stream.py",
+        "(found[0], -len(found[1]))",
+        "(found[0], len(found[1]))",
+        "tests/engine/test_text.py",
+    ),
+    Mutation(
+        "engine/prompt_graphs.py",
+        "        if n_failed:\n",
+        "        if not n_failed:\n",
+        "tests/engine/test_prompt_graphs.py",
+    ),
+    Mutation(
+        "model/placement.py",
+        "max(0, min(wanted - 1, n_layer))",
+        "max(0, min(wanted, n_layer))",
+        "tests/model/test_llama_cpp_settings.py",
+    ),
+    Mutation(
+        "model/fit_layers.py",
+        "fits = loaded = tried",
+        "loaded = tried",
+        "tests/model/test_llama_cpp_settings.py",
+    ),
+    Mutation(
+        "model/remote.py",
+        "min(most, max(1, round(",
+        "min(most, max(0, round(",
+        "tests/rpc_server/test_layers.py",
+    ),
+    Mutation(
+        "serve/request_queue.py",
+        "self._next()  # the turn came",
+        "pass  # the turn came",
+        "tests/serve/test_request_queue.py",
+    ),
+    Mutation(
+        "serve/custom_tools.py",
+        '["name"] in self._names:\n                    function',
+        '["name"] not in self._names:\n                    function',
+        "tests/serve/test_custom_tools.py",
+    ),
+    Mutation(
+        "machine/control_groups.py",
+        "yield from (parent for",
+        "yield from (folder for",
+        "tests/machine/test_cpu.py tests/machine",
+    ),
+    Mutation("machine/files.py", "stat.S_ISREG(mode) or", "True or", "tests/cli/test_hostile_files.py"),
+)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """Yield a copy of the tree's files, with links to its compiled parts."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in filter(None, listed):
+            if (ROOT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, root / name)
+        for name in ("_core*.so", "lib"):
+            for part in (ROOT / "python/spac").glob(name):
+                (root / "python/spac" / part.name).symlink_to(part)
+        (root / "build").symlink_to(ROOT / "build")
+        yield root
+
+
+def found(mutation: Mutation, root: Path) -> str:
+    """Return the name of the first test that fails with a mutation; "" if none does."""
+    before = mutation.apply(root)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests.split()],
+            cwd=root, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": f"{root / 'python'}:{root}", "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+    finally:
+        (root / "python/spac" / mutation.file).write_text(before)
+    lines = [
+        line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+    ]
+    return lines[0] if lines and done.returncode == 1 else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the mutations of these numbers, all by default, and return the exit code."""
+    numbers = [int(each) for each in arguments] or range(1, len(MUTATIONS) + 1)
+    missed = 0
+    with copied() as root:
+        for number in numbers:
+            mutation, began = MUTATIONS[number - 1], time.monotonic()
+            test = found(mutation, root)
+            missed += not test
+            seconds = time.monotonic() - began
+            print(f"{number:3} {mutation.file:28} {seconds:6.1f} s  {test or 'NOT FOUND'}", flush=True)
+    print(f"{len(numbers) - missed} of {len(numbers)} found")
+    return min(missed, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
