@@ -42,5 +42,5 @@ def test_every_module_of_the_page_exists():
 
 
 def test_the_first_check_names_tests():
-    [command] = re.findall(r"^\.venv/bin/python -m pytest (tests/.*)$", TEXT, re.MULTILINE)
+    [command] = re.findall(r"^\.venv/bin/python -m pytest -n 2 (tests/.*)$", TEXT, re.MULTILINE)
     assert not [name for name in shlex.split(command) if not (ROOT / name).exists()]
