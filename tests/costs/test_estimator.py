@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spac.costs import Costs
 from spac.costs.estimator import CostEstimator
-from spac.costs.robust import RobustFit, RobustTable
+from spac.costs.robust import _NEEDED, RobustFit, RobustTable
 from spac.errors import InputError
 from spac.scheduler import Layer
 from tests.costs.machine import LAYER_COST, LAYERS, StepTimes, costs, steps, wrong
@@ -184,3 +184,10 @@ def test_what_whole_layers_are_spared_is_seen(start, whole):
         estimator.observe(step, step.n_drafted)
     closed = any(whole[i] and not whole[i - 1] and False in whole[i:] for i in range(1, len(whole)))
     assert estimator.costs.hand_off_s == pytest.approx(30e-6 if closed else start, rel=0.15)
+
+
+def test_early_measurements_of_a_size_count_alike():
+    table = RobustTable([1.0])
+    for seconds in (*[1.0] * _NEEDED, 1.2):
+        table.observe(1, seconds)
+    assert table[1] == pytest.approx(1 + 0.2 / (_NEEDED + 1))

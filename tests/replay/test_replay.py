@@ -172,3 +172,9 @@ def test_the_replay_of_a_run_counts_what_the_engine_counted(tiny_model, name, fa
     assert result.distinct_hit > 0
     for key in ("activations", "activations_hit", "distinct", "distinct_hit", "uploads", "evictions"):
         assert getattr(result, key) == counted[key], key
+
+
+def test_all_drafts_of_counts_are_accepted():
+    demand = Demand.of(np.full((2, 1, 3), 2, np.int32), n_used=2)
+    assert demand.verified.tolist() == [3, 3]
+    assert demand.accepted.tolist() == [2, 2]

@@ -191,6 +191,7 @@ GIB = 1 << 30
         ([GIB // 2, 30 * GIB], 0, (0, 30)),
         ([100 * GIB, 100 * GIB], 0, (24, 24)),
         ([0], 100 * GIB, (0,)),
+        ([GIB], 100 * GIB, (1,)),  # less than half a layer's share, and a layer all the same
     ],
 )
 def test_counts_by_memory(rooms, here, counts):
