@@ -19,8 +19,8 @@ from spac.errors import InputError
 from spac.scheduler import make, names
 from spac.scheduler.choice import class_of
 from spac.serve.admin import VRAM
-from spac.serve.front import ANSWERS, READS, SHORT, TOOLS
 from spac.serve.metrics import METRICS
+from spac.serve.routes import ANSWERS, READS, SHORT, TOOLS
 from spac.serve.state import SLOTS
 from spac.stats import RunStats
 from tests.cli.conftest import environment

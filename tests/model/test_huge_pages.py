@@ -21,6 +21,7 @@ import spac.demo as demo
 from spac import Llama, _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
+from spac.engine.costs_in_use import setup_of
 from spac.engine.prompt_cache import cache_bytes
 from spac.errors import InputError
 from spac.machine import host_memory
@@ -109,7 +110,7 @@ def test_texts_are_equal_and_the_copy_goes_with_the_model(device: str) -> None:
         assert not any(mapped(name) for name in NAMES)
         assert len(copied_regions() - before) >= 1
         assert engine._pair.copied == [engine._pair.target, engine._pair.draft]
-        assert "2 MB pages" in engine._pair.setup
+        assert "2 MB pages" in setup_of(engine._pair)
         for note, name in zip(notes(engine), NAMES, strict=True):
             assert note.startswith(f"{name}: ")
             assert " MiB were copied in " in note

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from spac.serve import front
-from spac.serve.front import Answer, Front
+from spac.serve import answer, front
+from spac.serve.answer import Answer
+from spac.serve.front import Front
 from spac.serve.refusal import GONE, Refusal
 from spac.serve.request_queue import RequestQueue
 from spac.serve.state import ServerState
@@ -121,7 +122,7 @@ def test_while_it_stops_nobody_is_admitted(monkeypatch):
 
 
 def test_a_client_that_takes_nothing_is_gone(monkeypatch):
-    monkeypatch.setattr(front, "STALL_S", 0.01)
+    monkeypatch.setattr(answer, "STALL_S", 0.01)
 
     async def never(_message):
         await asyncio.Event().wait()

@@ -100,7 +100,7 @@ def key_of(pair: ModelPair) -> cache.Key:
         others = [each for each in place.devices if each.name != place.device.name]
         device = "; ".join(map(_described, (place.device, *others)))
     draft = pair.draft.path if pair.draft is not None else None
-    return cache.Key.of(place.threads, device + pair.setup, pair.target.path, draft)
+    return cache.Key.of(place.threads, device + setup_of(pair), pair.target.path, draft)
 
 
 def _described(device: _core.DeviceInfo) -> str:
@@ -110,3 +110,34 @@ def _described(device: _core.DeviceInfo) -> str:
         settings = sorted(_core.simulated_device(index).items())
         text += "".join(f", {name} {value:g}" for name, value in settings if value)
     return text
+
+
+def setup_of(pair: ModelPair) -> str:
+    """Return a text of the settings that change the costs of a pair's files; "" if there are none."""
+    config, place, parts = pair.placement.config, pair.placement, []
+    if place.slot_layers is not None:
+        parts.append(f"slots alone on {place.device_names}: {place.slot_layers.counts}")
+    elif len(place.devices) > 1:
+        parts.append(f"layers of {place.device_names} as {config.tensor_split or 'their memory'}")
+    if place.whole:
+        parts.append("without the split")
+    if place.device is not None and place.layers_on_device != pair.target.n_layer:
+        parts.append(f"{place.layers_on_device} layers")
+    if place.remote is not None:
+        parts += [f"{n} layers on {address}" for address, n in place.remote.by_server.items()]
+    for name in ("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"):
+        if (kind := getattr(config, name)) != "f16":
+            parts.append(f"{name} {kind}")
+    parts += [f"{name} {value}" for name, value in sorted(config.override_kv.items())]
+    parts += [f"lora {adapter.path.name}" for adapter in config.lora]
+    if place.paged:
+        parts.append("paged")
+    elif pair.experts is not None and pair.experts.host_bytes.why:
+        parts.append("not all pinned")
+    if pair.target in pair.copied:
+        parts.append("2 MB pages")
+    if not config.kv_offload:
+        parts.append("cache on the CPU")
+    if config.gpu_layers_draft.count is not None:
+        parts.append(f"{config.gpu_layers_draft} layers of the draft")
+    return "".join(f", {part}" for part in parts)

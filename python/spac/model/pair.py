@@ -194,10 +194,12 @@ class ModelPair:
 
     def _target_fields(self) -> dict[str, Any]:
         """Return the fields of the target's context that the pair needs."""
-        self.n_sequences = self.placement.n_sequences()
+        n = self.n_sequences = self.placement.n_sequences()
         # A recurrent memory keeps no versions (n_rs_seq), because it forgets which batch one is of.
-        rows = {} if self._all_rows else target_rows(self._config, self.n_sequences)
-        return {**rows, **sequence_values(self._config, self.n_sequences)}
+        return {
+            **({} if self._all_rows else target_rows(self._config, n)),
+            **sequence_values(self._config, n),
+        }
 
     def _open_target_context(self) -> None:
         """Make the context of a target that the pair has loaded."""
@@ -378,37 +380,6 @@ class ModelPair:
             where = f"on {place.device_names}" if place.device is not None else "on the CPU"
             if place.device is None or place.layers_on_device:
                 self.notes.append(f"{reason}: runs as plain llama.cpp {where}")
-
-    @property
-    def setup(self) -> str:
-        """A text of the settings that change the costs of these files; "" if there are none."""
-        config, place, parts = self._config, self.placement, []
-        if place.slot_layers is not None:
-            parts.append(f"slots alone on {place.device_names}: {place.slot_layers.counts}")
-        elif len(place.devices) > 1:
-            parts.append(f"layers of {place.device_names} as {config.tensor_split or 'their memory'}")
-        if place.whole:
-            parts.append("without the split")
-        if place.device is not None and place.layers_on_device != self.target.n_layer:
-            parts.append(f"{place.layers_on_device} layers")
-        if place.remote is not None:
-            parts += [f"{n} layers on {address}" for address, n in place.remote.by_server.items()]
-        for name in ("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"):
-            if (kind := getattr(config, name)) != "f16":
-                parts.append(f"{name} {kind}")
-        parts += [f"{name} {value}" for name, value in sorted(config.override_kv.items())]
-        parts += [f"lora {adapter.path.name}" for adapter in config.lora]
-        if place.paged:
-            parts.append("paged")
-        elif self.experts is not None and self.experts.host_bytes.why:
-            parts.append("not all pinned")
-        if self.target in self.copied:
-            parts.append("2 MB pages")
-        if not config.kv_offload:
-            parts.append("cache on the CPU")
-        if config.gpu_layers_draft.count is not None:
-            parts.append(f"{config.gpu_layers_draft} layers of the draft")
-        return "".join(f", {part}" for part in parts)
 
     @property
     def sequence_context(self) -> int:

@@ -184,10 +184,11 @@ def ready(
 
     from spac.engine import Engine
     from spac.engine.server_loop import LoopOptions
-    from spac.serve.front import METHODS, Front
+    from spac.serve.front import Front
     from spac.serve.metrics import Metrics
     from spac.serve.page import FILES
     from spac.serve.request_queue import RequestQueue
+    from spac.serve.routes import METHODS
     from spac.serve.state import ServerState
 
     target, draft, demo = models(options, talk)

@@ -11,7 +11,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
@@ -20,8 +20,9 @@ from starlette.routing import Router
 
 from spac.errors import InputError
 from spac.serve.admin import VRAM, change_memory
+from spac.serve.answer import Answer, Send
 from spac.serve.checks import TextLimits, check_tokens, checked, formed, parsed, with_images
-from spac.serve.connections import Bodies, Body, Message, Receive
+from spac.serve.connections import Bodies, Body, Receive
 from spac.serve.custom_tools import ChatCalls
 from spac.serve.echo import Echo
 from spac.serve.forms import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -30,97 +31,17 @@ from spac.serve.page.live import LiveFeed
 from spac.serve.refusal import GONE, MessageErrors, Refusal, refusal_of
 from spac.serve.request_queue import Full, RequestQueue, full
 from spac.serve.responses import ResponseForm
-from spac.serve.state import OPEN_TO_ALL, Scope, ServerState
+from spac.serve.routes import ANSWERS, COUNTS, POLLED, READS, SHORT, TOOLS
+from spac.serve.state import Scope, ServerState
 
 if TYPE_CHECKING:
     from spac import _core
     from spac.engine import Engine
 
-Send = Callable[[Message], Awaitable[None]]
-
-JSON = (b"content-type", b"application/json")
-
-READS = {
-    "/health": "health", "/v1/health": "health", "/props": "props", "/slots": "slots",
-    "/v1/models": "v1/models", "/lora-adapters": "lora-adapters",
-}  # fmt: skip
-"""The routes of GET by path."""
-ANSWERS = {
-    "/completion": "completion", "/v1/completions": "v1/completions",
-    "/v1/chat/completions": "v1/chat/completions", "/v1/responses": "v1/responses",
-    "/v1/messages": "v1/messages", "/infill": "infill", "/embedding": "embedding",
-    "/v1/embeddings": "v1/embeddings", "/v1/rerank": "v1/rerank",
-}  # fmt: skip
-"""The routes of POST that use a slot, by path. They wait in the queue."""
-TOOLS = {
-    "/props": "set-props", "/tokenize": "tokenize", "/detokenize": "detokenize",
-    "/apply-template": "apply-template", "/v1/chat/completions/control": "v1/chat/completions/control",
-    "/v1/messages/count_tokens": "v1/messages/count_tokens",
-    "/v1/chat/completions/input_tokens": "v1/chat/completions/input_tokens",
-    "/v1/responses/input_tokens": "v1/responses/input_tokens", "/lora-adapters": "set-lora-adapters",
-}  # fmt: skip
-"""The other routes of POST."""
-COUNTS = tuple(path for path in TOOLS if path.endswith(("_tokens", "template")))
-"""The routes that read a chat and need no slot."""
-SHORT = {
-    "/chat/completions": "/v1/chat/completions", "/responses": "/v1/responses", "/models": "/v1/models",
-    "/completions": "/completion", "/embeddings": "/embedding", "/rerank": "/v1/rerank",
-    "/reranking": "/v1/rerank",
-    "/v1/reranking": "/v1/rerank", "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
-    "/responses/input_tokens": "/v1/responses/input_tokens",
-}  # fmt: skip
-"""llama-server's other paths of routes."""
-METHODS = ("GET", "POST", "DELETE", "OPTIONS")
-"""The methods that pages of other origins may use, as with llama-server."""
-STALL_S = 60.0
-"""Seconds after which a client that takes nothing counts as gone, because others wait for the model."""
 LARGE = 1 << 20
 """The bytes from which on a body counts as large."""
 HEAVY = (b'"grammar"', b'schema"', b'"tools"')
 """Words of bodies that may have a grammar or a schema, whose check takes up to seconds."""
-POLLED = {*OPEN_TO_ALL, "/metrics"}
-"""Paths that monitors ask for every few seconds. The log leaves them out."""
-
-
-class Answer:
-    """A response on its way to the client."""
-
-    def __init__(self, send: Send, path: str) -> None:
-        """Create an answer; `path` selects the form of refusals."""
-        self._out, self._path = send, path
-        self.started = False
-        """True once a part of the response has been sent."""
-        self.complete = False
-        """True once all of the response has been sent."""
-
-    async def send(self, message: Message) -> None:
-        """Send a message. Raise Refusal if the client takes nothing for a minute."""
-        self.started = True
-        try:
-            async with asyncio.timeout(STALL_S):
-                await self._out(message)
-        except TimeoutError:
-            raise Refusal(GONE, "the client takes nothing") from None
-        self.complete = message["type"] == "http.response.body" and not message.get("more_body")
-
-    async def whole(self, status: int, body: Any, fields: Sequence[tuple[bytes, bytes]] = (JSON,)) -> int:
-        """Send a whole response, bytes or what JSON can hold, and return its status."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        length = (b"content-length", str(len(data)).encode())
-        await self.send({"type": "http.response.start", "status": status, "headers": [*fields, length]})
-        await self.send({"type": "http.response.body", "body": data, "more_body": False})
-        return status
-
-    async def refuse(self, refusal: Refusal) -> None:
-        """Send a refusal in place of the response, or as an event of a stream that has begun."""
-        body = refusal.body(self._path)
-        if refusal.status == GONE or self.complete:
-            return
-        if not self.started:
-            await self.whole(refusal.status, body, refusal.fields())
-            return
-        event = b"data: " + json.dumps(body).encode() + b"\n\n"
-        await self.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 class LoopRequest:
