@@ -101,10 +101,8 @@ class ModelPair:
         self._closing = ExitStack()
         self.copied: list[Model] = []
         """The models whose files were copied to memory instead of being mapped."""
-        if loader is None:
-            info = check_model(Path(config.target), "target", config.override_kv)
-        else:
-            info = loader.info
+        target = Path(config.target)
+        info = check_model(target, "target", config.override_kv) if loader is None else loader.info
         # A model without experts stays where its own loader puts it.
         self.placement = Placement(config, info, device=loader is None or info.is_moe)
         self.notes = self.placement.notes
@@ -194,12 +192,10 @@ class ModelPair:
 
     def _target_fields(self) -> dict[str, Any]:
         """Return the fields of the target's context that the pair needs."""
-        n = self.n_sequences = self.placement.n_sequences()
+        self.n_sequences = self.placement.n_sequences()
         # A recurrent memory keeps no versions (n_rs_seq), because it forgets which batch one is of.
-        return {
-            **({} if self._all_rows else target_rows(self._config, n)),
-            **sequence_values(self._config, n),
-        }
+        rows = {} if self._all_rows else target_rows(self._config, self.n_sequences)
+        return {**rows, **sequence_values(self._config, self.n_sequences)}
 
     def _open_target_context(self) -> None:
         """Make the context of a target that the pair has loaded."""
