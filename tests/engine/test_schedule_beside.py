@@ -14,7 +14,7 @@ import pytest
 from spac import env
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.engine.followers import StepFollower
+from spac.engine.workers import StepWorker
 from spac.scheduler import Event, Plan, Scheduler, View
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
@@ -91,17 +91,17 @@ def test_values_are_followed_in_their_order() -> None:
         may_go.wait(30)
         seen.put((value, get_ident()))
 
-    follower = StepFollower(follow)
-    follower.show(1)  # returns, though the function waits
+    worker = StepWorker(follow)
+    worker.show(1)  # returns, though the function waits
     assert seen.empty()
     may_go.set()
     for value in (2, 3):
-        follower.show(value)
-    follower.wait()
+        worker.show(value)
+    worker.wait()
     found = [seen.get_nowait() for _ in range(3)]
     assert [value for value, _ in found] == [1, 2, 3]
     assert {thread for _, thread in found}.isdisjoint({get_ident()})
-    follower.close()
+    worker.close()
 
 
 def test_what_fails_is_raised_once() -> None:
@@ -109,17 +109,17 @@ def test_what_fails_is_raised_once() -> None:
         if value == 1:
             raise ValueError("a fault of the scheduler")
 
-    follower = StepFollower(follow)
-    follower.show(1)
+    worker = StepWorker(follow)
+    worker.show(1)
     with pytest.raises(ValueError, match="a fault of the scheduler"):
-        follower.show(2)
-    follower.show(3)
-    follower.wait()
-    follower.show(1)
-    follower.drain()  # raises nothing
+        worker.show(2)
+    worker.show(3)
+    worker.wait()
+    worker.show(1)
+    worker.drain()  # raises nothing
     with pytest.raises(ValueError, match="a fault of the scheduler"):
-        follower.wait()
-    follower.close()
+        worker.wait()
+    worker.close()
 
 
 @pytest.mark.parametrize("drafts", [False, True], ids=["no draft", "n-grams"])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spac import _core
-from spac.engine.followers import DraftFollower, StepFollower
 from spac.engine.trials import Trial
+from spac.engine.workers import DraftWorker, StepWorker
 from spac.machine.arrays import Int32Array
 from spac.scheduler import Event, Plan
 from spac.stats.prediction import PredictionStats
@@ -83,8 +83,8 @@ class Events:
         self.n_text = 0
         """The number of texts that were begun."""
         self._before: Plan | None = None  # the verification's first plan, if the plan changed since
-        self._follower: DraftFollower[_Draft] | None = None
-        self._step_follower: StepFollower[_Verified] | None = None
+        self._worker: DraftWorker[_Draft] | None = None
+        self._step_worker: StepWorker[_Verified] | None = None
 
     def new_stats(self) -> PredictionStats:
         """Return new prediction statistics, which count steps when they are `prediction_stats`."""
@@ -92,13 +92,13 @@ class Events:
 
     def wait(self) -> None:
         """Wait until the scheduler has seen the last step, on any thread. Raise what it raised, once."""
-        if (follower := self._step_follower) is not None:
-            follower.wait()
+        if (worker := self._step_worker) is not None:
+            worker.wait()
 
     def drain(self) -> None:
         """Wait until the scheduler has seen the last step, on any thread."""
-        if (follower := self._step_follower) is not None:
-            follower.drain()
+        if (worker := self._step_worker) is not None:
+            worker.drain()
 
     def subscribe(self, loop: _core.ServerLoop) -> None:
         """Subscribe to exactly the events that are used now."""
@@ -109,10 +109,10 @@ class Events:
         self.end()
         # With `settled`, each plan is carried out before the next event.
         if scheduler is not None and scheduler.routers == "draft" and self.settled is None:
-            self._follower = DraftFollower(self._follow)
+            self._worker = DraftWorker(self._follow)
         beside = self.beside is not None and self.settled is None
         if beside and wanted == {Event.START, Event.VERIFY_END}:
-            self._step_follower = StepFollower(self._consider)
+            self._step_worker = StepWorker(self._consider)
 
         def on(event: str, call: Callable[..., None], *, is_used: bool) -> None:
             loop.on(event, self.noting(call) if is_used else None)
@@ -141,13 +141,13 @@ class Events:
 
     def end(self) -> None:
         """Follow no drafts and no steps until the next call of `subscribe`."""
-        if self._follower is not None:
-            self._follower.close()
-        self._follower = None
-        if (follower := self._step_follower) is not None:
-            self._step_follower = None
-            follower.drain()
-            follower.close()
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+        if (worker := self._step_worker) is not None:
+            self._step_worker = None
+            worker.drain()
+            worker.close()
 
     def settle(self) -> None:
         """Wait for the copies to the slots if `settled` is set."""
@@ -178,9 +178,9 @@ class Events:
         return self.driver.step if self.driver is not None else 0
 
     def _drafted(self, draft: _Draft) -> None:
-        """Ask the scheduler about a draft, on the follower's thread if there is one."""
-        if self._follower is not None:
-            self._follower.show(draft)
+        """Ask the scheduler about a draft, on the worker's thread if there is one."""
+        if self._worker is not None:
+            self._worker.show(draft)
         else:
             with self._timed(draft.event.value, self.prediction_stats):
                 self._ask_about(draft)
@@ -189,7 +189,7 @@ class Events:
         start = monotonic_ns()
         self._ask_about(draft)
         if self.timeline is not None:
-            self.timeline.add("draft follower", draft.event.value, start, monotonic_ns())
+            self.timeline.add("draft worker", draft.event.value, start, monotonic_ns())
 
     def _ask_about(self, draft: _Draft) -> None:
         assert self.driver is not None
@@ -207,16 +207,16 @@ class Events:
     def _verify_end(self, step: _core.Step) -> None:
         driver = self.driver
         if driver is not None:
-            if self._follower is not None:
-                self._follower.drop()
+            if self._worker is not None:
+                self._worker.drop()
             before, self._before = self._before, None
             demand = step.demand  # The property makes a new view of the loop's one buffer at each access.
             counts = step.n_drafted, step.n_verified, step.n_accepted
             about = before, self.n_text, self.prediction_stats
-            follower, beside = self._step_follower, self.beside
-            if follower is not None and beside is not None and beside.is_on:
+            worker, beside = self._step_worker, self.beside
+            if worker is not None and beside is not None and beside.is_on:
                 routes = driver.routes_of_step()
-                follower.show(_Verified(driver, demand.copy(), routes, *counts, *about))
+                worker.show(_Verified(driver, demand.copy(), routes, *counts, *about))
             else:
                 self.wait()
                 self._consider(_Verified(driver, demand, None, *counts, *about))

@@ -14,14 +14,14 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class DraftFollower(Generic[T]):
+class DraftWorker(Generic[T]):
     """Calls a function on a thread with the newest of the values that it is shown.
 
     A value that comes while the function runs replaces one that waits. All methods are for the thread that
     decodes.
     """
 
-    thread_name = "spac-draft-follower"
+    thread_name = "spac-draft-worker"
 
     def __init__(self, follow: Callable[[T], None]) -> None:
         """Start the thread. follow: the function that gets the values."""
@@ -72,13 +72,13 @@ class DraftFollower(Generic[T]):
                 self._changed.notify_all()
 
 
-class StepFollower(DraftFollower[T]):
+class StepWorker(DraftWorker[T]):
     """Calls a function on a thread with every value that it is shown, one after the other.
 
     `show` and `close` are for the thread that decodes, and the others for any thread.
     """
 
-    thread_name = "spac-step-follower"
+    thread_name = "spac-step-worker"
 
     def show(self, value: T) -> None:
         """Leave a value, after the function has returned from the one before.

@@ -7,7 +7,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from spac.engine.followers import DraftFollower
+from spac.engine.workers import DraftWorker
 
 
 def test_the_newest_value_replaces_one_that_waits():
@@ -18,15 +18,15 @@ def test_the_newest_value_replaces_one_that_waits():
         seen.put((value, get_ident()))
         may_end.wait(30)
 
-    follower = DraftFollower(follow)
-    follower.show(1)
+    worker = DraftWorker(follow)
+    worker.show(1)
     value, thread = seen.get(timeout=30)
     assert (value, thread != get_ident()) == (1, True)
-    follower.show(2)
-    follower.show(3)  # returns, though the function still runs
+    worker.show(2)
+    worker.show(3)  # returns, though the function still runs
     may_end.set()
     assert seen.get(timeout=30)[0] == 3
-    follower.close()
+    worker.close()
     assert seen.empty()
 
 
@@ -38,13 +38,13 @@ def test_a_value_that_is_dropped_is_not_followed():
         seen.put(value)
         may_end.wait(30)
 
-    follower = DraftFollower(follow)
-    follower.show(1)
+    worker = DraftWorker(follow)
+    worker.show(1)
     assert seen.get(timeout=30) == 1
-    follower.show(2)
-    follower.drop()
+    worker.show(2)
+    worker.drop()
     may_end.set()
-    follower.close()
+    worker.close()
     assert seen.empty()
 
 
@@ -55,9 +55,9 @@ def test_what_fails_reaches_the_caller():
         failed.set()
         raise ValueError("a fault of the scheduler")
 
-    follower = DraftFollower(follow)
-    follower.show(1)
+    worker = DraftWorker(follow)
+    worker.show(1)
     assert failed.wait(30)
-    follower.close()  # the thread has noted the failure then
+    worker.close()  # the thread has noted the failure then
     with pytest.raises(ValueError, match="a fault of the scheduler"):
-        follower.show(2)
+        worker.show(2)
