@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -157,9 +158,20 @@ def library() -> Any:
     try:
         for module in ("constants", "utils"):  # the package imports its modules late
             importlib.import_module(f"huggingface_hub.{module}")
-        return importlib.import_module("huggingface_hub")
+        hub = importlib.import_module("huggingface_hub")
     except ImportError:
         raise InputError(f"models by name need huggingface_hub: {INSTALL}") from None
+    hooks = hub.utils.get_session().event_hooks["response"]
+    if _count_redirects not in hooks:
+        hooks.append(_count_redirects)
+    return hub
+
+
+def _count_redirects(response: Any) -> None:
+    """Raise InputError behind too many redirects in a row. huggingface_hub follows relative ones for ever."""
+    _redirects.n = getattr(_redirects, "n", 0) + 1 if response.is_redirect else 0
+    if _redirects.n > MOST_REDIRECTS:
+        raise InputError(f"the hub leads from {response.url.host} to itself again and again (HF_ENDPOINT)")
 
 
 def folder(repo: str) -> Path:
@@ -194,6 +206,7 @@ def cached_models() -> list[CachedModel]:
 
 _HTTP = ("httpx", "httpx2")
 """Packages whose exceptions mean that the hub cannot be reached."""
+MOST_REDIRECTS, _redirects = 20, threading.local()
 ATTEMPTS, PAUSE_S = 5, 1.0
 """The attempts in a row that may bring nothing, and the seconds between two."""
 
