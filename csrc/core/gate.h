@@ -46,4 +46,14 @@ class Gate : NotCopied {
     int                     n_waiting_ = 0; // threads that wait to work
 };
 
+// A region in which the loop computes, and nobody changes the slots.
+class GateRegion : NotCopied {
+  public:
+    explicit GateRegion(Gate & gate) : gate_(gate) { gate_.enter(); }
+    ~GateRegion() { gate_.leave(); }
+
+  private:
+    Gate & gate_;
+};
+
 } // namespace spac

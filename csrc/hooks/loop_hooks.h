@@ -17,6 +17,7 @@
 
 #include "server-common.h"
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,6 +30,9 @@
 struct common_sampler;
 
 namespace spac {
+
+constexpr auto no_numbers = "the model's logits are no finite numbers";
+inline bool    is_bad(float logit) { return std::isnan(logit) || logit == INFINITY; }
 
 // The windows of a batch: a sequence, and the number of its tokens.
 using LoopWindows = std::vector<std::pair<llama_seq_id, int>>;
