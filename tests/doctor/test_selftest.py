@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -145,7 +145,13 @@ def test_a_process_that_sleeps_is_ended_with_its_children(tmp_path: Path) -> Non
     assert run_limited([sys.executable, "-c", code], os.environ, log, 1.5) is None
     assert monotonic() - start < 20
     child = Path(f"/proc/{int(log.read_text())}/stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+    def has_ended() -> bool:
+        return not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+    while not has_ended() and monotonic() - start < 20:
+        sleep(0.01)
+    assert has_ended()
 
 
 class Pretended(SelfTest):
