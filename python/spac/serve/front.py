@@ -90,6 +90,32 @@ class LoopRequest:
         self.cancel()
 
 
+PAUSES_S, WORK_SHARE = (0.1, 2.0), 0.1
+"""The shortest and the longest pause before a heavy request is refused, and its work's share of the time.
+
+A client that asks again at once would else keep the cores from others.
+"""
+
+
+class Refused(Exception):  # noqa: N818  (an answer, not a fault)
+    """A refusal of llama.cpp's handlers, which is sent after a pause."""
+
+    def __init__(self, body: bytes, fields: list[tuple[bytes, bytes]], pause_s: float) -> None:
+        super().__init__("refused")
+        self.body, self.fields, self.pause_s = body, fields, pause_s
+
+
+def _pause_s(body: bytes, began: float) -> float:
+    """Return the pause before a request is refused whose work began at a time; 0 if it is not heavy."""
+    took_s = time.monotonic() - began
+    return min(max(took_s / WORK_SHARE, PAUSES_S[0]), PAUSES_S[1]) if _is_heavy(body) else 0.0
+
+
+def _is_heavy(body: bytes) -> bool:
+    """Return True for a body whose checks can keep a core busy."""
+    return len(body) > LARGE or any(word in body for word in HEAVY)
+
+
 class Front:
     """The ASGI app in front of an engine's `loop`."""
 
@@ -126,10 +152,13 @@ class Front:
             with self._bodies.one() as body:
                 status = await self._answer(path, scope, receive, answer, body)
         except Exception as error:
-            refusal = refusal_of(error)
-            status = refusal.status
+            await asyncio.sleep(getattr(error, "pause_s", 0.0))
+            status = 400 if isinstance(error, Refused) else refusal_of(error).status
             with contextlib.suppress(Refusal):  # the client takes nothing
-                await answer.refuse(refusal)
+                if isinstance(error, Refused):
+                    await answer.whole(status, error.body, error.fields)
+                else:
+                    await answer.refuse(refusal_of(error))
         seconds = time.monotonic() - began
         known = path in ANSWERS
         self._state.metrics.requests.labels(path if known else "other", str(status)).inc()
@@ -188,13 +217,17 @@ class Front:
 
     def _turns(self, body: bytes) -> contextlib.AbstractAsyncContextManager[object]:
         """Return what lets one request at a time be worked on, of those that can keep a core busy."""
-        is_heavy = len(body) > LARGE or any(word in body for word in HEAVY)
-        return self._heavy if is_heavy else contextlib.nullcontext()
+        return self._heavy if _is_heavy(body) else contextlib.nullcontext()
 
     async def _apart(self, body: bytes, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do work on a request in a thread, and return its result."""
         async with self._turns(body):
-            return await run_in_threadpool(work, *arguments)
+            began = time.monotonic()
+            try:
+                return await run_in_threadpool(work, *arguments)
+            except (InputError, Refusal) as error:
+                error.pause_s = _pause_s(body, began)  # type: ignore[union-attr]
+                raise
 
     def _echo(self, body: bytes) -> Echo | None:
         """Return what repeats the prompt of a completion, if it asks for that."""
@@ -239,6 +272,7 @@ class Front:
         request.begin(answer)
         try:
             async with turn or contextlib.nullcontext():  # which ends before a slow client gets the answer
+                began = time.monotonic()
                 await run_in_threadpool(answer.run)
             if request.cancelled:
                 raise Refusal(GONE, "the client left")
@@ -247,6 +281,8 @@ class Front:
                 whole = answer.body
                 if request.rewrites is not None:
                     whole = request.rewrites.whole(whole)
+                if answer.status == 400:
+                    raise Refused(whole, fields, _pause_s(body, began))
                 return await out.whole(answer.status, whole, fields)
             start = {"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM}
             await out.send(start)
