@@ -1,4 +1,4 @@
-"""What the forge and editors read is well formed, and names commands, files and versions that exist."""
+"""The files for the forge and editors are well formed, and name commands, files and versions that exist."""
 
 from __future__ import annotations
 

@@ -46,6 +46,10 @@ class Answer:
     threads: tuple[str, ...] = ()
 
 
+NO_NUMBERS = "spac run: error: the model's logits are no finite numbers\n"
+"""The end of the error output if weights are damaged."""
+
+
 class DiedError(AssertionError):
     """Error for a process that ended or hung."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import TinyModel
-from tests.fuzz.driver import Worker, budget, check
+from tests.fuzz.driver import NO_NUMBERS, Worker, budget, check
 from tests.fuzz.mutations import Seed, damaged, edits
 from tools.models import Shape
 
 SMALL = Shape(n_layer=2, n_embd=32, n_ff=32, n_ff_exp=32)
 FAMILIES = ("qwen3moe", "deepseek2", "gpt-oss")
 OPTIONS = ["--prompt", "def f(", "--max-tokens", "3", "--ctx", "64", "--threads", "1", "--slots", "4"]
-NO_NUMBERS = "spac run: error: the model's logits are no finite numbers\n"
-"""The end of the error output if weights are damaged."""
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.fixture(scope="module")

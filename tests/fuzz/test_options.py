@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given
@@ -164,12 +163,6 @@ def values(action: argparse.Action, files: list[str]) -> st.SearchStrategy[str]:
     if action.choices is not None:
         return st.one_of(st.sampled_from([str(choice) for choice in action.choices]), WORDS)
     return st.one_of(NUMBERS, WORDS)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import TinyModel
-from tests.fuzz.driver import Worker, budget, check
+from tests.fuzz.driver import NO_NUMBERS, Worker, budget, check
 from tests.fuzz.mutations import Edit, Seed, damaged, number
 from tools.models import write_projector
 from tools.models.projector import png
 
 KINDS = ("qwen3vl", "gemma3")
 OPTIONS = ["--prompt", "x", "--max-tokens", "2", "--ctx", "256", "--threads", "1", "--slots", "4"]
-NO_NUMBERS = "spac run: error: the model's logits are no finite numbers\n"
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.fixture(scope="module")

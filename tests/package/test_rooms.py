@@ -166,7 +166,7 @@ def test_the_product_knows_no_tests_and_no_benchmarks():
 
 
 def test_the_documents_list_the_rooms():
-    text = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = text.split("\n## The rooms of python/spac\n")[1].split("\n## ")[0]
     assert tuple(re.findall(r"^- `(\w+)` ", section, re.MULTILINE)) == ROOMS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import SamplingConfig
 from spac.engine.batch_recording import BatchRecording, Counts, read_counts
 from spac.engine.chat import Chat
 from spac.engine.chat_format import ChatFormat, Delta
@@ -21,13 +21,12 @@ from spac.engine.chat_messages import has_images, with_markers
 from spac.engine.generation import Generation, Prompt, as_tokens
 from spac.engine.loop_sequence import LoopSequence
 from spac.engine.runtime import Runtime
-from spac.engine.server_loop import LoopOptions, parameters_of, seeded
+from spac.engine.server_loop import parameters_of, seeded
 from spac.engine.setting import mean_expert_bytes
 from spac.errors import InputError
 from spac.governor import ChosenLengths, RooflineGovernor
 from spac.model.c_api import TokenArray, take_notices
 from spac.model.images import image_prompt
-from spac.model.pair import LoadProgress, ModelPair
 from spac.stats import RunStats
 from spac.stats.advice import missed_budget, unused_draft
 from spac.stats.recording import Recorder
@@ -39,29 +38,9 @@ class Engine(Runtime):
     It runs one generation at a time, or `EngineConfig.parallel` of them, each read by a thread of its own.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        progress: LoadProgress | None = None,
-        pair: ModelPair | None = None,
-        serves: LoopOptions | None = None,
-    ) -> None:
-        """Load the models, or take over the loaded `pair`, and start the scheduler.
-
-        The engine owns `pair` from now on. `serves` has the options of the server for `loop`. Raise
-        InputError, OutOfMemoryError or SpacError if that fails.
-        """
-        self._last: Callable[[], Generation | None] = lambda: None
-        self._last_stats: Callable[[], RunStats] | None = None
-        self._advised = False
-        self._running: weakref.WeakSet[Generation] = weakref.WeakSet()
-        super().__init__(config, progress=progress, pair=pair, serves=serves)
-
-    def _end_generations(self) -> None:
-        for each in list(self._running):
-            each.cancel()
-        self._last = lambda: None
+    _last: Callable[[], Generation | None] = staticmethod(lambda: None)
+    _last_stats: Callable[[], RunStats] | None = None
+    _advised = False
 
     @property
     def notes(self) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
@@ -34,6 +35,9 @@ from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
 from spac.stats import Setting
 
+if TYPE_CHECKING:
+    from spac.engine.generation import Generation
+
 
 class Runtime:
     """Loads models, and runs the loop with slots, a scheduler and a governor. It makes no texts itself."""
@@ -53,6 +57,7 @@ class Runtime:
         """
         started = perf_counter()
         self.config = config = config if serves is None else served(config, serves)
+        self._running: weakref.WeakSet[Generation] = weakref.WeakSet()
         with ExitStack() as undo:
             if pair is not None:
                 undo.callback(pair.close)
@@ -138,12 +143,10 @@ class Runtime:
             return
         if self.between.gate.is_mine:
             raise InputError("the engine cannot be closed in a callback of its own loop: close it afterwards")
-        self._end_generations()
+        for each in list(self._running):
+            each.cancel()
         self.loop.close()
         self.between.close(self._close)
-
-    def _end_generations(self) -> None:
-        """End what the loop still makes."""
 
     def _close(self) -> None:
         try:

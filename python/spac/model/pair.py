@@ -35,7 +35,7 @@ Owned = TypeVar("Owned", Model, Context)
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What a loader of the target is asked for."""
+    """The request for a target that a loader gets."""
 
     placement: Placement
     model: dict[str, Any]
@@ -49,7 +49,7 @@ class Loader:
     """The owner of a target that is not the pair's own."""
 
     info: ModelInfo
-    """What the header of the target's file says."""
+    """The facts of the target's header."""
     load: Callable[[LoadRequest], tuple[Model, Context]]
     """Loads the target and makes its context. Raises SpacError."""
     free: Callable[[], object]

@@ -56,7 +56,7 @@ class Placement:
         """
         self.config, self.info = config, info
         self.draft: ModelInfo | None = None
-        """What the header of the draft's file says; None without a draft model."""
+        """The facts of the draft's header; None without a draft model."""
         self.notes: list[str] = []
         """Notes for the user about how the models run, one line each."""
         if config.draft and any(name.startswith("draft-") for name in config.draft_types):

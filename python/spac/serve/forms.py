@@ -51,7 +51,7 @@ _SKIPPED = ("web_search_call", "file_search_call", "computer_call", "computer_ca
 _OWN_CALLS = ("local_shell_call", "shell_call", "apply_patch_call")
 """Calls of Responses that have a tool of their own, which the client runs."""
 _SERVER_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
-"""How the types of Anthropic's tools begin that its server runs."""
+"""The beginnings of the types of tools that Anthropic's server runs."""
 
 
 def reads(path: str) -> bool:

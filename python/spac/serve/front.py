@@ -105,9 +105,8 @@ class Refused(Exception):  # noqa: N818  (an answer, not a fault)
         self.body, self.fields, self.pause_s = body, fields, pause_s
 
 
-def _pause_s(body: bytes, began: float) -> float:
-    """Return the pause before a request is refused whose work began at a time; 0 if it is not heavy."""
-    took_s = time.monotonic() - began
+def pause_s(body: bytes, took_s: float) -> float:
+    """Return the seconds before a request is refused, by the time of its work; 0 if it is not heavy."""
     return min(max(took_s / WORK_SHARE, PAUSES_S[0]), PAUSES_S[1]) if _is_heavy(body) else 0.0
 
 
@@ -226,7 +225,7 @@ class Front:
             try:
                 return await run_in_threadpool(work, *arguments)
             except (InputError, Refusal) as error:
-                error.pause_s = _pause_s(body, began)  # type: ignore[union-attr]
+                error.pause_s = pause_s(body, time.monotonic() - began)  # type: ignore[union-attr]
                 raise
 
     def _echo(self, body: bytes) -> Echo | None:
@@ -282,7 +281,7 @@ class Front:
                 if request.rewrites is not None:
                     whole = request.rewrites.whole(whole)
                 if answer.status == 400:
-                    raise Refused(whole, fields, _pause_s(body, began))
+                    raise Refused(whole, fields, pause_s(body, time.monotonic() - began))
                 return await out.whole(answer.status, whole, fields)
             start = {"type": "http.response.start", "status": answer.status, "headers": fields + _STREAM}
             await out.send(start)
