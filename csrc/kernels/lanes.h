@@ -282,6 +282,9 @@ inline __m512    mul_add(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(
 
 #endif // SPAC_LANES_TWO
 
+// Returns number i of 16-bit numbers in all places.
+template <class V> typename V::I number(typename V::I of, int i) { return shuffle8(of, V::words(0x0100 + 0x0202 * i)); }
+
 } // namespace spac::kernels
 
 #endif // AVX2

@@ -4,7 +4,7 @@
 // message with other versions has `versions`: { at, others }. Each of the others is a list of messages: a version, and
 // what followed it. `at` is the place of the shown version among all.
 
-import { fault } from "./elements.js";
+import { fault, make } from "./elements.js";
 
 const CHAT = "spac.chat.";
 
@@ -97,7 +97,13 @@ export function has(one, words) {
   return [titleOf(one), ...textsOf(one.messages)].some((text) => text.toLowerCase().includes(words.toLowerCase()));
 }
 
-export const exported = () => new Blob([JSON.stringify(chats(), null, 2)], { type: "application/json" });
+export function exportAll() {
+  const file = new Blob([JSON.stringify(chats(), null, 2)], { type: "application/json" });
+  const link = make("a", { href: URL.createObjectURL(file), download: "spac-conversations.json" }, document.body);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
 
 const areTexts = (...all) => all.every((one) => typeof one === "string");
 const isImage = ({ name, url }) => areTexts(name, url) && url.startsWith("data:image/");

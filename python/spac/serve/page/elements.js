@@ -49,3 +49,19 @@ export async function copy(text) {
   }
   say("Copied.");
 }
+
+export function sendOnEnter(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    act();
+  });
+}
+
+export function onEscape(field, act) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation(); // an answer elsewhere goes on
+    act();
+  });
+}

@@ -1,13 +1,14 @@
 // The server's page: a chat over the server's own interface, and what its engine does now.
 
-import { Attachments, partsOf, showAttached } from "./attachments.js";
+import { ask } from "./ask.js";
+import { Attachments, showAttached } from "./attachments.js";
 import {
-  branch, chats, exported, find, forget, fresh, has, importFrom, keep, remove, removed, titleOf, turn,
+  branch, chats, exportAll, find, forget, fresh, has, importFrom, keep, remove, removed, titleOf, turn,
 } from "./conversations.js";
-import { $, button, copy, fault, following, make, pause, say } from "./elements.js";
+import { $, button, copy, fault, following, make, onEscape, pause, say, sendOnEnter } from "./elements.js";
 import { watch } from "./live.js";
 import { call, eventsOf } from "./requests.js";
-import { lastSettings, offerDefaults, readSettings, requested, showSettings } from "./settings.js";
+import { lastSettings, offerDefaults, readSettings, showSettings } from "./settings.js";
 
 let chat, context = 0;
 const answers = new Map(); // by conversation, those that come now: { chat, abort, shown }
@@ -92,13 +93,6 @@ function show(one) {
   if (!chat.messages.length) make("p", { class: "hello" }, $("messages"), "Ask something.");
   offer();
   list();
-}
-
-function exportAll() {
-  const link = make("a", { href: URL.createObjectURL(exported()), download: "spac-conversations.json" }, document.body);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 async function importFile() {
@@ -243,27 +237,6 @@ function offer() {
   $("messages").classList.toggle("coming", comes);
 }
 
-// Return the request for an answer to messages of a conversation.
-function request({ settings }, asked) {
-  const first = settings.system ? [{ role: "system", content: settings.system }] : [];
-  const messages = [...first, ...asked.map((message) => ({ role: message.role, content: partsOf(message) }))];
-  return JSON.stringify({ ...requested(settings), messages, stream: true, stream_options: { include_usage: true } });
-}
-
-// Ask for an answer to the messages of a conversation, without the oldest ones if the context does not hold all.
-async function ask(one, asked, signal) {
-  const headers = { "content-type": "application/json" };
-  for (;;) {
-    const seen = asked.slice(one.forgotten || 0);
-    try {
-      return await call("v1/chat/completions", { method: "POST", headers, body: request(one, seen), signal });
-    } catch (error) {
-      if (error.kind !== "exceed_context_size_error" || seen.length < 3) throw error;
-      one.forgotten = (one.forgotten || 0) + 2 * Math.ceil((seen.length - 1) / 4); // half of the exchanges
-    }
-  }
-}
-
 // Get an answer as the message at a place. An answer that is there already stays as another version.
 async function answer(place = chat.messages.length) {
   if (answers.has(chat.id)) return;
@@ -350,22 +323,6 @@ async function send() {
   }
   touch(chat);
   answer();
-}
-
-function sendOnEnter(field, act) {
-  field.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    act();
-  });
-}
-
-function onEscape(field, act) {
-  field.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    event.stopPropagation(); // an answer elsewhere goes on
-    act();
-  });
 }
 
 // Panels: all at 1100 pixels and more, one beside the chat at 700, below that one in place of the chat
