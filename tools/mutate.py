@@ -3,14 +3,16 @@
     python -m tools.mutate            all mutations
     python -m tools.mutate 3 17       these, by their numbers
 
-It works on a copy of the tree with the compiled parts of this one, and prints a line for each mutation: the
-test that found it, and in how many seconds, or that none did. The exit code is 1 if one was not found.
+It works on a copy of the tree with the compiled parts of this one. A change in csrc is compiled as build/dev
+is (CONTRIBUTING). The program prints a line for each mutation: the test that found it, and in how many
+seconds, or that none did. The exit code is 1 if one was not found.
 Whoever makes tests fewer or shorter runs it before and after.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,22 +24,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = Path("python/spac/lib/libllama.so")
 MOST_S = 120
 """Seconds after which tests are ended; without a mutation they take a tenth of that."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A text that stands once in a file of python/spac, one in its place, and the tests that should fail."""
+    """A text that stands once in a file, one in its place, and the tests that should fail.
+
+    The file's name is that below python/spac, or begins with csrc/.
+    """
 
     file: str
     old: str
     new: str
     tests: str
 
+    def path(self, root: Path) -> Path:
+        """Return the file's path in a tree."""
+        return root / self.file if self.file.startswith("csrc/") else root / "python/spac" / self.file
+
     def apply(self, root: Path) -> str:
         """Change the file in a tree, and return its former text. Raise SystemExit if it does not fit."""
-        path = root / "python/spac" / self.file
+        path = self.path(root)
         text = path.read_text()
         if text.count(self.old) != 1:
             raise SystemExit(f"{self.file}: '{self.old}' stands there {text.count(self.old)} times, not once")
@@ -159,8 +169,8 @@ MUTATIONS = (
     ),
     Mutation(
         "serve/request_queue.py",
-        "self._next()  # the turn came",
-        "pass  # the turn came",
+        "self._next()  # it was admitted",
+        "pass  # it was admitted",
         "tests/serve/test_request_queue.py",
     ),
     Mutation(
@@ -176,6 +186,50 @@ MUTATIONS = (
         "tests/machine/test_cpu.py tests/machine",
     ),
     Mutation("machine/files.py", "stat.S_ISREG(mode) or", "True or", "tests/cli/test_hostile_files.py"),
+    Mutation(
+        "csrc/core/slot_table.cpp",
+        "pool.victims.front().priority < entry.priority",
+        "pool.victims.front().priority <= entry.priority",
+        "tests/core",
+    ),
+    Mutation(
+        "csrc/core/slot_table.cpp",
+        "count * expert_bytes <= (count + 1) * copy_bytes",
+        "count * expert_bytes <= count * copy_bytes",
+        "tests/core",
+    ),
+    Mutation("csrc/core/pinned_ranges.cpp", "border <= next->end", "border < next->end", "tests/core"),
+    Mutation("csrc/core/residency.cpp", "slot >= 0 ? 1 : -1", "slot >= 0 ? 1 : 0", "tests/core"),
+    Mutation(
+        "csrc/core/logistic.cpp",
+        "n_slots > 0 && n_slots < values.size()",
+        "n_slots > 0 && n_slots <= values.size()",
+        "tests/scheduler tests/core",
+    ),
+    Mutation(
+        "csrc/backend/experts/demand.cpp",
+        "misses_cpu_ += first && !on_device",
+        "misses_cpu_ += !on_device",
+        "tests/backend tests/core tests/engine/test_engine.py",
+    ),
+    Mutation(
+        "csrc/backend/split/host_part.cpp",
+        "mask == nullptr || mask->slot_of[ids[u]] < 0;",
+        "mask == nullptr || mask->slot_of[ids[u]] <= 0;",
+        "tests/backend",
+    ),
+    Mutation(
+        "csrc/session/grammar_text.cpp",
+        "groups_.size() > max_groups",
+        "groups_.size() > 10 * max_groups",
+        "tests/engine/test_grammar_limits.py",
+    ),
+    Mutation(
+        "csrc/hooks/loop_drafts.cpp",
+        "std::min(requests[i].n_max, longest)",
+        "requests[i].n_max",
+        "tests/governor tests/engine/test_engine.py",
+    ),
 )
 
 
@@ -192,17 +246,38 @@ def copied() -> Iterator[Path]:
             if (ROOT / name).is_file():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, root / name)
-        for name in ("_core*.so", "lib"):
+        (root / LIBRARY).parent.mkdir()
+        for name in ("_core*.so", "lib/*"):
             for part in (ROOT / "python/spac").glob(name):
-                (root / "python/spac" / part.name).symlink_to(part)
+                (root / part.relative_to(ROOT)).symlink_to(part)
         (root / "build").symlink_to(ROOT / "build")
         yield root
+
+
+def build(file: str, root: Path) -> None:
+    """Build the library of a copy with this source of csrc, by the commands of this tree's build."""
+    folder, made = ROOT / "build/dev", root / "mutated.o"
+    asked = ["ninja", "-t", "commands", str(ROOT / LIBRARY)]
+    commands = subprocess.run(
+        asked, cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    source, link = str(ROOT / file), commands[-1]
+    compiler = next(each for each in commands if each.endswith(f" -c {source}"))
+    former = re.findall(r"-o (\S+\.o)", compiler)[0]
+    (root / LIBRARY).unlink()
+    for command in (
+        compiler.replace(f" -c {source}", f" -c {root / file}"),
+        link.replace(str(ROOT / LIBRARY), str(root / LIBRARY)),
+    ):
+        subprocess.run(command.replace(former, str(made)), cwd=folder, shell=True, check=True)
 
 
 def found(mutation: Mutation, root: Path) -> str:
     """Return the first test that fails with a mutation, or what happens else; "" if nothing does."""
     before = mutation.apply(root)
     try:
+        if mutation.file.startswith("csrc/"):
+            build(mutation.file, root)
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests.split()],
             cwd=root, capture_output=True, text=True, check=False, timeout=MOST_S,
@@ -211,7 +286,10 @@ def found(mutation: Mutation, root: Path) -> str:
     except subprocess.TimeoutExpired:
         return "the tests do not end"
     finally:
-        (root / "python/spac" / mutation.file).write_text(before)
+        mutation.path(root).write_text(before)
+        if mutation.file.startswith("csrc/"):
+            (root / LIBRARY).unlink(missing_ok=True)
+            (root / LIBRARY).symlink_to(ROOT / LIBRARY)
     lines = [
         line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
     ]

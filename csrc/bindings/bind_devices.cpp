@@ -152,10 +152,10 @@ void bind_devices(py::module_ & m) {
 
 void bind_remote(py::module_ & m) {
     using py::arg;
-    using spac::LentDevice;
     using spac::RemoteDevice;
     using spac::RemoteServer;
     using spac::RpcServer;
+    using spac::ServedDevice;
     using Release = py::call_guard<py::gil_scoped_release>;
 
     py::class_<RemoteDevice>(m, "RemoteDevice", "A device of an RPC server. Memory is in bytes.")
@@ -171,11 +171,11 @@ void bind_remote(py::module_ & m) {
     m.def("set_rpc_timeout", &spac::set_rpc_timeout, arg("seconds"),
           "Set the seconds for which an RPC server may be silent, from the next connection on.");
 
-    py::class_<LentDevice>(m, "LentDevice", "A device that an RPC server lends. Memory is in bytes.")
-        .def_readonly("name", &LentDevice::name)
-        .def_readonly("description", &LentDevice::description)
-        .def_readonly("memory_free", &LentDevice::free)
-        .def_readonly("memory_total", &LentDevice::total);
+    py::class_<ServedDevice>(m, "ServedDevice", "A device that an RPC server lends. Memory is in bytes.")
+        .def_readonly("name", &ServedDevice::name)
+        .def_readonly("description", &ServedDevice::description)
+        .def_readonly("memory_free", &ServedDevice::free)
+        .def_readonly("memory_total", &ServedDevice::total);
     py::class_<RpcServer, std::shared_ptr<RpcServer>>(m, "RpcServer",
                                                       "A server that lends devices to a client on another machine.")
         .def(py::init<const std::vector<std::string> &, int, const std::string &>(), arg("devices"), arg("n_threads"),

@@ -1,4 +1,4 @@
-// Bindings of the CPU's kernels (csrc/kernels): their list, the trial of the ways to compute, and the way in use.
+// Bindings of the CPU's kernels (csrc/kernels): their list, the trial of the variants, and the one in use.
 #include "bindings/bindings.h"
 #include "kernels/rows.h"
 #include "kernels/shares.h"
@@ -13,7 +13,7 @@ namespace {
 
 using namespace spac::kernels;
 
-constexpr const char * way_names[n_ways] = {"ggml", "256", "512"};
+constexpr const char * variant_names[n_variants] = {"ggml", "256", "512"};
 
 int checked_type(const std::string & name) {
     const int type = type_named(name);
@@ -23,15 +23,15 @@ int checked_type(const std::string & name) {
     return type;
 }
 
-Way checked_way(const std::string & name) {
-    const auto * const found = std::find(std::begin(way_names), std::end(way_names), name);
-    if (found == std::end(way_names)) {
-        throw spac::InputError(name + ": no way to compute; expected ggml, 256 or 512");
+Variant checked_variant(const std::string & name) {
+    const auto * const found = std::find(std::begin(variant_names), std::end(variant_names), name);
+    if (found == std::end(variant_names)) {
+        throw spac::InputError(name + ": no variant of kernels; expected ggml, 256 or 512");
     }
-    return static_cast<Way>(found - way_names);
+    return static_cast<Variant>(found - variant_names);
 }
 
-const char * name_of(Way way) { return way_names[static_cast<size_t>(way)]; }
+const char * name_of(Variant variant) { return variant_names[static_cast<size_t>(variant)]; }
 
 py::tuple chosen(const std::string & name) {
     const int    type = checked_type(name);
@@ -40,20 +40,20 @@ py::tuple chosen(const std::string & name) {
 }
 
 void choose_by_name(const std::string & type, const std::string & one, const std::string & several, bool dense) {
-    choose(checked_type(type), {checked_way(one), checked_way(several), dense});
+    choose(checked_type(type), {checked_variant(one), checked_variant(several), dense});
 }
 
 py::dict times_dict(const TrialTimes & found) {
-    py::dict by_way;
-    for (size_t way = 0; way < n_ways; way++) {
-        if (found.one[way] > 0) {
-            by_way[way_names[way]] = py::make_tuple(found.one[way], found.several[way]);
+    py::dict by_variant;
+    for (size_t variant = 0; variant < n_variants; variant++) {
+        if (found.one[variant] > 0) {
+            by_variant[variant_names[variant]] = py::make_tuple(found.one[variant], found.several[variant]);
         }
     }
     if (found.dense > 0) {
-        by_way["dense"] = py::make_tuple(0.0, found.dense);
+        by_variant["dense"] = py::make_tuple(0.0, found.dense);
     }
-    return by_way;
+    return by_variant;
 }
 
 py::tuple trial(const std::vector<std::string> & names, int threads, double seconds) {
@@ -86,12 +86,12 @@ void bind_kernels(py::module_ & m) {
     m.def("set_uneven_cores", &spac::kernels::set_uneven_cores, py::arg("on"),
           "Tell before the first product that fast and slow cores compute together.");
     m.def("time_cpu_kernels", &trial, py::arg("types"), py::arg("threads"), py::arg("seconds"),
-          "Measure the ways to compute with weights of these types.");
+          "Measure the variants of kernels with weights of these types.");
     m.def(
         "cpu_kernels_trial_bytes", [](const std::string & type) { return trial_bytes(checked_type(type)); },
         py::arg("type"), "Return the bytes of weights that a thread multiplies in a time of `time_cpu_kernels`.");
     m.def("choose_cpu_kernels", &choose_by_name, py::arg("type"), py::arg("one"), py::arg("several"), py::arg("dense"),
-          "Set the ways to compute for one row of input and for several, for the whole process.");
+          "Set the variants of kernels for one row of input and for several, for the whole process.");
     m.def("chosen_cpu_kernels", &chosen, py::arg("type"),
-          "Return the ways for one row of input and for several, and if the latter computes dense matrices.");
+          "Return the variants for one row of input and for several, and if the latter computes dense matrices.");
 }

@@ -126,7 +126,7 @@ void bind_machine(py::module_ & m) {
         .def("close", &PyThreadPool::close);
     py::class_<Lane>(m, "Lane", "Threads that wait, read rows early, and compute a graph; for bench.early_rows.")
         .def(py::init<int>(), py::arg("n_threads"))
-        .def("run", &Lane::run, py::arg("pieces"), py::arg("wait_s"), py::arg("graph"),
+        .def("run", &Lane::run, py::arg("ranges"), py::arg("wait_s"), py::arg("graph"),
              py::call_guard<py::gil_scoped_release>());
     m.def(
         "set_placing",

@@ -159,19 +159,19 @@ void bind_server(py::module_ & m) {
         .def_readonly("progress", &spac::TextNews::progress)
         .def_readonly("is_over", &spac::TextNews::is_over)
         .def_readonly("is_stopped", &spac::TextNews::is_stopped);
-    py::class_<spac::Gate, std::shared_ptr<spac::Gate>>(
-        m, "Gate", "A lock that a ServerLoop holds while it computes. Those who wait for it go first.")
+    py::class_<spac::LoopLock, std::shared_ptr<spac::LoopLock>>(
+        m, "LoopLock", "A lock that a ServerLoop holds while it computes. Those who wait for it go first.")
         .def(py::init<>())
-        .def_property_readonly("is_mine", &spac::Gate::is_mine)
-        .def("__enter__", &spac::Gate::work, py::call_guard<py::gil_scoped_release>())
-        .def("__exit__", [](spac::Gate & self, const py::args &) { self.leave(); });
+        .def_property_readonly("is_mine", &spac::LoopLock::is_mine)
+        .def("__enter__", &spac::LoopLock::work, py::call_guard<py::gil_scoped_release>())
+        .def("__exit__", [](spac::LoopLock & self, const py::args &) { self.leave(); });
     py::class_<PyServerLoop>(m, "ServerLoop", "llama.cpp's server_context on models that are loaded.")
         .def(py::init([](const std::string & path, const std::string & name, std::uintptr_t target_ctx,
                          std::optional<std::uintptr_t> draft_ctx, std::shared_ptr<spac::Experts> experts,
                          std::shared_ptr<spac::Trace> trace, std::shared_ptr<spac::Experts> draft_experts,
-                         std::shared_ptr<spac::Gate> gate, const py::object & owner, const std::string & chat_template,
-                         const std::string & slot_folder, const std::string & projector_file,
-                         std::shared_ptr<spac::Projector>                                    projector,
+                         std::shared_ptr<spac::LoopLock> lock, const py::object & owner,
+                         const std::string & chat_template, const std::string & slot_folder,
+                         const std::string & projector_file, std::shared_ptr<spac::Projector> projector,
                          const std::vector<std::tuple<std::string, std::uintptr_t, float>> & adapters, bool reasons,
                          int reasoning_budget, bool prefills, std::map<std::string, std::string> template_variables,
                          const std::vector<std::string> & aliases, const std::string & reasoning_format,
@@ -202,7 +202,7 @@ void bind_server(py::module_ & m) {
                  config.session.target_ctx    = reinterpret_cast<void *>(target_ctx);
                  config.session.draft_ctx     = reinterpret_cast<void *>(draft_ctx.value_or(0));
                  config.session.experts       = std::move(experts);
-                 config.gate                  = gate != nullptr ? std::move(gate) : config.gate;
+                 config.lock                  = lock != nullptr ? std::move(lock) : config.lock;
                  config.session.trace         = std::move(trace);
                  config.session.draft_experts = std::move(draft_experts);
                  config.around                = &with_thread_state;
@@ -214,7 +214,7 @@ void bind_server(py::module_ & m) {
              }),
              py::arg("path"), py::arg("name"), py::arg("target_ctx"), py::arg("draft_ctx") = py::none(),
              py::arg("experts") = py::none(), py::kw_only(), py::arg("trace"), py::arg("draft_experts") = py::none(),
-             py::arg("gate") = py::none(), py::arg("owner") = py::none(), py::arg("chat_template") = "",
+             py::arg("lock") = py::none(), py::arg("owner") = py::none(), py::arg("chat_template") = "",
              py::arg("slot_folder") = "", py::arg("projector_file") = "", py::arg("projector") = py::none(),
              py::arg("adapters") = py::list(), py::arg("reasons") = true, py::arg("reasoning_budget") = -1,
              py::arg("prefills") = true, py::arg("template_variables") = std::map<std::string, std::string>(),

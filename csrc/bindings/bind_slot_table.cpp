@@ -232,17 +232,17 @@ void bind_slot_table(py::module_ & m) {
         py::arg("mapping"), py::arg("weights"), py::arg("page"), py::arg("slice"), py::arg("most"),
         "(begin, end) of the slices in which a mapping is registered.");
     m.def(
-        "pinned_pieces",
+        "pinned_slices",
         [](const Extents & pinned, uintptr_t begin, size_t bytes) {
             spac::PinnedRanges ranges;
             for (const auto & [from, to] : pinned) {
                 ranges.add(reinterpret_cast<void *>(from), to - from);
             }
-            std::vector<std::tuple<size_t, size_t, bool>> pieces;
-            for (const auto & piece : ranges.pieces(reinterpret_cast<void *>(begin), bytes)) {
-                pieces.emplace_back(piece.offset, piece.bytes, piece.pinned);
+            std::vector<std::tuple<size_t, size_t, bool>> slices;
+            for (const auto & slice : ranges.slices(reinterpret_cast<void *>(begin), bytes)) {
+                slices.emplace_back(slice.offset, slice.bytes, slice.pinned);
             }
-            return pieces;
+            return slices;
         },
         py::arg("pinned"), py::arg("begin"), py::arg("bytes"),
         "(offset, bytes, whether pinned) of the parts of a copy's source.");

@@ -56,13 +56,13 @@ void PinnedRanges::remove(const void * begin) {
     ranges_.erase(address(begin));
 }
 
-std::vector<PinnedRanges::Piece> PinnedRanges::pieces(const void * data, size_t bytes) const {
+std::vector<PinnedRanges::Slice> PinnedRanges::slices(const void * data, size_t bytes) const {
     const uintptr_t    begin = address(data), end = begin + bytes;
-    std::vector<Piece> pieces;
+    std::vector<Slice> slices;
     uintptr_t          at  = begin;
     const auto         cut = [&](uintptr_t to, bool pinned) {
         if (to > at) {
-            pieces.push_back({at - begin, to - at, pinned});
+            slices.push_back({at - begin, to - at, pinned});
             at = to;
         }
     };
@@ -78,13 +78,13 @@ std::vector<PinnedRanges::Piece> PinnedRanges::pieces(const void * data, size_t 
         }
     }
     cut(end, false);
-    return pieces;
+    return slices;
 }
 
 size_t PinnedRanges::pinned_bytes(const void * data, size_t bytes) const {
     size_t sum = 0;
-    for (const Piece & piece : pieces(data, bytes)) {
-        sum += piece.pinned ? piece.bytes : 0;
+    for (const Slice & slice : slices(data, bytes)) {
+        sum += slice.pinned ? slice.bytes : 0;
     }
     return sum;
 }

@@ -70,7 +70,7 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
         n_tokens += n;
     }
     const bool       embeds = target_->get_cparams().embeddings;
-    const GateRegion region(*gate_);
+    const LoopRegion region(*lock_);
     int              status = 0;
     {
         const RowsOfLogits    room(*target_, n_rows);

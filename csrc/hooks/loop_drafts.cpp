@@ -11,7 +11,7 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         run();
         return;
     }
-    const GateRegion                               region(*gate_);
+    const LoopRegion                               region(*lock_);
     std::vector<ParallelDrafts::Request>           requests;
     std::vector<common_speculative_draft_params *> asked;
     for (int i = 0; i < n_slots_; ++i) {

@@ -52,8 +52,8 @@ std::pair<std::string, error_type> LoopHooks::error_of(const std::string & messa
 }
 
 LoopHooks::LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace,
-                     std::shared_ptr<Gate> gate, int n_slots, int n_rows)
-    : target_(target), experts_(experts), trace_(std::move(trace)), gate_(std::move(gate)), n_slots_(n_slots),
+                     std::shared_ptr<LoopLock> lock, int n_slots, int n_rows)
+    : target_(target), experts_(experts), trace_(std::move(trace)), lock_(std::move(lock)), n_slots_(n_slots),
       demand_(std::move(experts)), graph_(target) {
     demand_.set_step_tokens(n_rows);
     if (experts_ != nullptr) {
@@ -119,7 +119,7 @@ void LoopHooks::bound(common_params_sampling & params) {
     params.n_prev             = std::min(params.n_prev, std::max(most, 64));
     // A client may ask for it, but its graphs are not those of the split.
     params.backend_sampling = false;
-    const GateRegion region(*gate_); // others may set listeners
+    const LoopRegion region(*lock_); // others may set listeners
     if (more_.text_begin) {
         const auto request = OwnRequest::of(params);
         more_.text_begin(request != nullptr ? request->number() : 0);
@@ -296,7 +296,7 @@ void LoopHooks::count_parts(bool begins) {
 }
 
 void LoopHooks::end_step() {
-    const GateRegion region(*gate_);
+    const LoopRegion region(*lock_);
     if (step_.verified) {
         step_.batch.n_steps   = 1;
         step_.batch.sample_ns = ns_since(verified_);

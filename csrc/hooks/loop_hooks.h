@@ -5,7 +5,7 @@
 #pragma once
 
 #include "backend/device/timer.h"
-#include "core/gate.h"
+#include "core/loop_lock.h"
 #include "core/not_copied.h"
 #include "hooks/loop_listeners.h"
 #include "hooks/own_requests.h"
@@ -47,10 +47,10 @@ class LoopHooks : NotCopied {
     // Returns the message and the type of an error for those who asked, where llama.cpp's say less than is known.
     static std::pair<std::string, error_type> error_of(const std::string & message, error_type type);
 
-    // `gate` is held while the loop drafts, decodes the target and calls listeners. `n_slots` is the number of its
+    // `lock` is held while the loop drafts, decodes the target and calls listeners. `n_slots` is the number of its
     // slots, and `n_rows` the largest number of tokens of a step.
     LoopHooks(llama_context * target, std::shared_ptr<Experts> experts, std::shared_ptr<Trace> trace,
-              std::shared_ptr<Gate> gate, int n_slots, int n_rows);
+              std::shared_ptr<LoopLock> lock, int n_slots, int n_rows);
     ~LoopHooks();
 
     // Makes these hooks those of the thread that calls this, until they are destroyed there.
@@ -132,7 +132,7 @@ class LoopHooks : NotCopied {
     llama_context *                           target_;
     std::shared_ptr<Experts>                  experts_;
     std::shared_ptr<Trace>                    trace_;
-    std::shared_ptr<Gate>                     gate_;
+    std::shared_ptr<LoopLock>                 lock_;
     int                                       n_slots_;
     ExpertDemand                              demand_;
     PromptGraph                               graph_;

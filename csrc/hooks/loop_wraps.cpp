@@ -1,5 +1,4 @@
 // The functions of llama.cpp that the linker leads to LoopHooks.
-#include "hooks/cut_responses.h"
 #include "hooks/loop_hooks.h"
 
 #include "../src/llama-batch.h" // for the tokens of a batch, which no public function returns
@@ -9,6 +8,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,6 +31,63 @@ int with_rows(llama_batch_ext & batch, const spac::LoopWindows & windows, int n)
         }
     }
     return n_more;
+}
+
+constexpr auto incomplete = "incomplete";
+
+class CutResponse : public server_task_result_cmpl_final {
+  public:
+    explicit CutResponse(server_task_result_cmpl_final && result) : server_task_result_cmpl_final(std::move(result)) {}
+
+    json to_json() override {
+        json told = server_task_result_cmpl_final::to_json();
+        if (!stream) {
+            mark(told);
+            return told;
+        }
+        json & end           = told.back();
+        end["event"]         = "response.incomplete";
+        end["data"]["type"]  = "response.incomplete";
+        const bool has_items = mark(end["data"]["response"]);
+        if (has_items) { // the event before tells the last item
+            told.at(told.size() - 2)["data"]["item"]["status"] = incomplete;
+        }
+        return told;
+    }
+
+  private:
+    // Marks a response and its last item. Returns true if it has items.
+    static bool mark(json & response) {
+        response["status"]             = incomplete;
+        response["incomplete_details"] = json{{"reason", "max_output_tokens"}};
+        json &     output              = response["output"];
+        const bool has_items           = !output.empty();
+        if (has_items) {
+            output.back()["status"] = incomplete;
+        }
+        return has_items;
+    }
+};
+
+// Lets a result of Responses say that its limit ended it, as OpenAI's do. llama.cpp's JSON says "completed".
+void tell_cut_response(server_task_result_ptr & result) {
+    auto * const end = dynamic_cast<server_task_result_cmpl_final *>(result.get());
+    if (end != nullptr && end->res_type == TASK_RESPONSE_TYPE_OAI_RESP && end->stop == STOP_TYPE_LIMIT) {
+        result = std::make_unique<CutResponse>(std::move(*end));
+    }
+}
+
+// Returns true if a text ends with a whole character, or is empty.
+bool ends_whole(const std::string & text, size_t end) {
+    size_t n = 0; // bytes behind the first one of the last character
+    while (n < 3 && n < end && (text[end - 1 - n] & 0xC0) == 0x80) {
+        ++n;
+    }
+    if (end <= n) {
+        return end == 0;
+    }
+    const auto first = static_cast<unsigned char>(text[end - 1 - n]);
+    return n == (first < 0x80 ? 0U : first >= 0xF0 ? 3U : first >= 0xE0 ? 2U : 1U);
 }
 
 } // namespace
@@ -82,7 +139,7 @@ void __wrap__ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14de
     if (const auto own = spac::OwnRequest::of(*results, result->id)) {
         own->tell(*result);
     } else {
-        spac::tell_cut_response(result);
+        tell_cut_response(result);
         __real__ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14default_deleteIS1_EE(
             results, std::move(result));
     }
@@ -236,4 +293,18 @@ llama_tokens __wrap__Z34common_sampler_sample_and_accept_nP14common_samplerP13ll
     hooks->sampled(ctx, tokens, static_cast<int>(draft.size()), rows[0]);
     return tokens;
 }
+}
+
+// A text that can no longer become UTF-8 is sent. llama.cpp's server holds a text back while its last bytes may begin a
+// character, and a model that says such bytes again and again would send nothing.
+#define SPAC_VALIDATE(prefix) prefix##_Z13validate_utf8RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE
+
+extern "C" {
+size_t SPAC_VALIDATE(__real_)(const std::string & text);
+size_t SPAC_VALIDATE(__wrap_)(const std::string & text);
+}
+
+size_t SPAC_VALIDATE(__wrap_)(const std::string & text) {
+    const size_t n = SPAC_VALIDATE(__real_)(text);
+    return n == text.size() || ends_whole(text, n) ? n : text.size();
 }

@@ -10,6 +10,7 @@
 #include "session/grammar.h"
 
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -27,6 +28,13 @@ void check(const llama_vocab * vocab, const common_params_sampling & sampling) {
         last = {vocab, text};
     }
 }
+
+// These fields are Anthropic's. The conversion has read them, or nothing here has a meaning for them.
+const std::set<std::string> anthropic = {
+    "container",     "context_management", "inference_geo", "max_tokens",     "mcp_servers", "messages", "metadata",
+    "output_config", "output_format",      "service_tier",  "stop_sequences", "system",      "thinking", "tools",
+    "tool_choice",
+};
 
 } // namespace
 
@@ -51,5 +59,19 @@ __wrap__ZN13server_schema22eval_llama_cmpl_schemaEPK11llama_vocabRK13common_para
         task.lora = settings->adapter_scales();
     }
     return task;
+}
+
+// llama.cpp's conversion of a request of Anthropic's Messages to a chat takes five fields, and passes over all other
+// ones: grammar, seed, min_p, …
+json __real__Z36server_chat_convert_anthropic_to_oaiRK11common_json(const json & body);
+
+json __wrap__Z36server_chat_convert_anthropic_to_oaiRK11common_json(const json & body) {
+    json chat = __real__Z36server_chat_convert_anthropic_to_oaiRK11common_json(body);
+    for (const auto & item : body.items()) {
+        if (!chat.contains(item.key()) && anthropic.count(item.key()) == 0) {
+            chat[item.key()] = item.value();
+        }
+    }
+    return chat;
 }
 }

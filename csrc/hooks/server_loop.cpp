@@ -132,7 +132,7 @@ struct ServerLoop::Impl {
     explicit Impl(const LoopConfig & config)
         : params(params_of(config)), target{nullptr, static_cast<llama_context *>(config.session.target_ctx)},
           draft{nullptr, static_cast<llama_context *>(config.session.draft_ctx)},
-          hooks(target.context, config.session.experts, config.session.trace, config.gate, params.n_parallel,
+          hooks(target.context, config.session.experts, config.session.trace, config.lock, params.n_parallel,
                 params.n_parallel * (1 + std::max(0, config.session.draft.n_max))) {
         hooks.set_least_draft(config.session.draft.n_min);
         target.model = const_cast<llama_model *>(llama_get_model(target.context));

@@ -4,7 +4,7 @@
 // Like session.h, this header names no llama.cpp type.
 #pragma once
 
-#include "core/gate.h"
+#include "core/loop_lock.h"
 #include "core/not_copied.h"
 #include "hooks/loop_listeners.h"
 #include "hooks/loop_text.h"
@@ -44,8 +44,8 @@ struct LoopConfig {
     std::map<std::string, std::string> template_variables;      // JSON values by name
     bool is_verbose = false; // answers tell what became of their request, and the loop writes its log
     bool embeds     = false; // it makes embeddings too, with the pooling of the target's context
-    std::vector<LoopAdapter> adapters;
-    std::shared_ptr<Gate>    gate = std::make_shared<Gate>(); // held while the loop computes
+    std::vector<LoopAdapter>  adapters;
+    std::shared_ptr<LoopLock> lock = std::make_shared<LoopLock>(); // held while the loop computes
     // Called on the loop's thread with all that it does. What listeners need there may be made once.
     std::function<void(const std::function<void()> &)> around = [](const auto & run) { run(); };
 };

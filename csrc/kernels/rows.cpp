@@ -1,4 +1,4 @@
-// Multiplies rows in ggml's own way, and keeps the ways that were chosen, for the whole process.
+// Multiplies rows by ggml's own functions, and keeps the variants that were chosen, for the whole process.
 #include "kernels/rows.h"
 
 #include "ggml-cpu.h"
@@ -13,7 +13,9 @@ namespace {
 
 std::atomic<bool> on{true};
 
-bool has(const Kernel & kernel, Way way) { return way == Way::ggml || kernel.dot[static_cast<size_t>(way)] != nullptr; }
+bool has(const Kernel & kernel, Variant variant) {
+    return variant == Variant::ggml || kernel.dot[static_cast<size_t>(variant)] != nullptr;
+}
 
 // Threads that compute read the choice for a type in one go.
 struct Kept {
@@ -46,16 +48,18 @@ Choice choice(int type) {
     Kept found = kept(type).load(std::memory_order_relaxed);
     if (!found.known) {
         const Kernel & kernel = trusted_kernel(type);
-        const Way      widest = has(kernel, Way::two) ? Way::two : has(kernel, Way::one) ? Way::one : Way::ggml;
-        found                 = {{widest == Way::two ? Way::two : Way::ggml, widest, false}, true};
+        const Variant  widest = has(kernel, Variant::two)   ? Variant::two
+                                : has(kernel, Variant::one) ? Variant::one
+                                                            : Variant::ggml;
+        found                 = {{widest == Variant::two ? Variant::two : Variant::ggml, widest, false}, true};
         kept(type).store(found, std::memory_order_relaxed);
     }
     return found.choice;
 }
 
 void choose(int type, Choice wanted) {
-    for (Way * way : {&wanted.one, &wanted.several}) {
-        *way = has(trusted_kernel(type), *way) ? *way : Way::ggml;
+    for (Variant * variant : {&wanted.one, &wanted.several}) {
+        *variant = has(trusted_kernel(type), *variant) ? *variant : Variant::ggml;
     }
     kept(type).store({wanted, true}, std::memory_order_relaxed);
 }

@@ -27,21 +27,21 @@ struct Rows {
 // has to compute the results.
 using Dot = bool (*)(const Rows & rows);
 
-// A way in which rows are multiplied: by ggml's own functions, by vectors of 256 bits that hold one row of weights, or
+// A variant of a product of rows: by ggml's own functions, by vectors of 256 bits that hold one row of weights, or
 // by vectors of 512 bits that hold two rows.
-enum class Way : uint8_t { ggml, one, two };
-constexpr int n_ways = 3;
+enum class Variant : uint8_t { ggml, one, two };
+constexpr int n_variants = 3;
 
 // Computes the product by ggml's own functions: a chunk's rows of weights with one row of input, then with the next
 // one.
 void multiply_by_pairs(const Rows & rows, int type);
 
 struct Kernel {
-    std::array<Dot, n_ways> dot{};     // by way; null where there is none
-    int                     block = 0; // n is a multiple of it
+    std::array<Dot, n_variants> dot{};     // by variant; null where there is none
+    int                         block = 0; // n is a multiple of it
 };
 
-// Returns the kernel of a ggml_type. A way is null where there is none, or where its results are not ggml's on this
+// Returns the kernel of a ggml_type. A variant is null where there is none, or where its results are not ggml's on this
 // machine: each is compared with ggml's own before it is used for the first time. `block` is 0 if all are null.
 const Kernel & trusted_kernel(int type);
 bool           quantization_is_trusted(); // the same for quantize_q8_K()
@@ -52,19 +52,19 @@ std::vector<std::string> trusted_kernel_names();
 // Returns the ggml_type of a name, or -1 if there is no kernel for it.
 int type_named(const std::string & name);
 
-// The ways in use for a type of weights. The fastest one depends on the processor and on the type, and a measurement
-// finds it (run_trial). Choices hold for the whole process. Until one is made for a type, the widest way is used, and
-// ggml's for one row of input where the widest has 256 bits.
+// The variants in use for a type of weights. The fastest one depends on the processor and on the type, and a
+// measurement finds it (run_trial). Choices hold for the whole process. Until one is made for a type, the widest
+// variant is used, and ggml's for one row of input where the widest has 256 bits.
 struct Choice {
-    Way one = Way::ggml, several = Way::ggml; // for one row of input, and for more
-    // The way for several rows also computes dense matrices where ggml has kernels of its own for these, whose results
-    // are the same (multiply_dense).
+    Variant one = Variant::ggml, several = Variant::ggml; // for one row of input, and for more
+    // The variant for several rows also computes dense matrices where ggml has kernels of its own for these, whose
+    // results are the same (multiply_dense).
     bool dense = false;
 };
 Choice choice(int type);
-void   choose(int type, Choice wanted); // a way that is not trusted becomes ggml's
-// Returns true if the chosen way computes dense matrices with so many rows of input: always where ggml has no kernels
-// of its own, never where the results of these are others.
+void   choose(int type, Choice wanted); // a variant that is not trusted becomes ggml's
+// Returns true if the chosen variant computes dense matrices with so many rows of input: always where ggml has no
+// kernels of its own, never where the results of these are others.
 bool computes_dense(int type, int64_t n_inputs);
 
 // Switches kernels on or off for the whole process, while nothing computes: all threads of a graph have to agree. They
@@ -95,13 +95,14 @@ extern const Kernel q2_K, q3_K, iq4_xs;
 extern const Kernel q8_0, q4_0, q5_0, iq4_nl, mxfp4, nvfp4, q4_1, q5_1;
 extern const Kernel iq3_xxs, iq2_xxs, iq2_xs, iq2_s, iq3_s, iq1_s, iq1_m;
 
-// Measures on this machine which way of computing is the fastest for a type of weights.
+// Measures on this machine which variant is the fastest for a type of weights.
 constexpr int trial_inputs = 8; // the most rows of input in a trial
 
 // Seconds that one thread takes for the rows of one trial.
 struct TrialTimes {
-    std::array<double, n_ways> one, several; // with one row of input, and with two and then eight; 0 without this way
-    double                     dense;        // of ggml's kernels for dense matrices, with two and eight; 0 without them
+    std::array<double, n_variants> one,
+        several;  // with one row of input, and with two and then eight; 0 without this variant
+    double dense; // of ggml's kernels for dense matrices, with two and eight; 0 without them
 };
 
 struct Measured {
@@ -109,9 +110,9 @@ struct Measured {
     double running; // the share of its time for which the least favoured thread ran: other programs took the rest
 };
 
-// Measures the ways of each ggml_type in turns, with `n_threads` threads that compute at once, each from memory of its
-// own that no cache holds. Times are medians of several rounds. A type ends after `seconds`, but not before its third
-// round. Throws std::bad_alloc if memory is lacking.
+// Measures the variants of each ggml_type in turns, with `n_threads` threads that compute at once, each from memory of
+// its own that no cache holds. Times are medians of several rounds. A type ends after `seconds`, but not before its
+// third round. Throws std::bad_alloc if memory is lacking.
 Measured run_trial(const std::vector<int> & types, int n_threads, double seconds);
 
 // Returns the bytes of weights of a ggml_type that a thread multiplies in such a time.

@@ -21,8 +21,8 @@
 namespace spac::kernels {
 
 // A vector's rows of weights lie far apart, so each of them comes from a long stream of rows. A processor's own
-// prefetching needs such streams (docs/cpu.md). A stream can still be short, and it begins anew in every page. So two
-// streams are fetched this many bytes ahead. A single stream gains nothing from that.
+// prefetching needs such streams (docs/internals/cpu.md). A stream can still be short, and it begins anew in every
+// page. So two streams are fetched this many bytes ahead. A single stream gains nothing from that.
 constexpr int ahead = 2048;
 
 // Returns memory of this thread, valid until its next call. It begins with a line of the cache.
@@ -170,8 +170,8 @@ template <template <class> class K> constexpr Kernel kernel() {
 
 // Returns the kernels with another function for the vectors of 256 bits.
 template <template <class> class K> constexpr Kernel with_one(Dot one) {
-    Kernel all                             = kernel<K>();
-    all.dot[static_cast<size_t>(Way::one)] = one;
+    Kernel all                                 = kernel<K>();
+    all.dot[static_cast<size_t>(Variant::one)] = one;
     return all;
 }
 

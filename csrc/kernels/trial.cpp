@@ -156,13 +156,14 @@ class Worker {
     size_t              at_ = 0;
 };
 
-// The times of all threads for one type and one number of rows of input. A way is compared with ggml's in the same
+// The times of all threads for one type and one number of rows of input. A variant is compared with ggml's in the same
 // round, because other programs slow both.
 struct Rounds {
-    std::vector<double> seconds;            // of ggml's way
-    std::vector<double> ratios[n_ways + 1]; // of each other way's seconds to ggml's; the last: dense kernels of ggml
+    std::vector<double> seconds; // of ggml's variant
+    std::vector<double>
+        ratios[n_variants + 1]; // of each other variant's seconds to ggml's; the last: dense kernels of ggml
 
-    double median_of(size_t way) const { return median(seconds) * (way == 0 ? 1 : median(ratios[way])); }
+    double median_of(size_t variant) const { return median(seconds) * (variant == 0 ? 1 : median(ratios[variant])); }
 };
 
 // A measurement on which all threads work.
@@ -201,18 +202,18 @@ class Race {
         Measured measured{{}, running_};
         for (const auto & [one, several] : rounds_) {
             TrialTimes times{};
-            for (size_t way = 0; way < n_ways; way++) {
-                times.one[way]     = one.median_of(way);
-                times.several[way] = several.median_of(way);
+            for (size_t variant = 0; variant < n_variants; variant++) {
+                times.one[variant]     = one.median_of(variant);
+                times.several[variant] = several.median_of(variant);
             }
-            times.dense = several.median_of(n_ways);
+            times.dense = several.median_of(n_variants);
             measured.times.push_back(times);
         }
         return measured;
     }
 
   private:
-    // Measures one row of input and several in turns, and every way in turns. The first round warms up.
+    // Measures one row of input and several in turns, and every variant in turns. The first round warms up.
     void run_type(size_t i, std::vector<char> & memory) {
         Worker     worker(types_[i], inputs_[i], memory);
         const auto start = Clock::now();
@@ -231,24 +232,24 @@ class Race {
     void note(Rounds & rounds, const std::vector<double> & took) {
         const std::lock_guard lock(mutex_);
         rounds.seconds.push_back(took[0]);
-        for (size_t way = 1; way < took.size(); way++) {
-            if (took[way] > 0) {
-                rounds.ratios[way].push_back(took[way] / took[0]);
+        for (size_t variant = 1; variant < took.size(); variant++) {
+            if (took[variant] > 0) {
+                rounds.ratios[variant].push_back(took[variant] / took[0]);
             }
         }
     }
 
-    // Returns the seconds of each way, and those of ggml's dense kernels; 0 where there is none. It is not inlined,
+    // Returns the seconds of each variant, and those of ggml's dense kernels; 0 where there is none. It is not inlined,
     // because gcc 12 for -march=rocketlake let a call for one row run another call's code.
     [[gnu::noinline]] static std::vector<double> run_round(Worker & worker, ggml_type type, int n) {
         const Kernel &      kernel = trusted_kernel(type);
-        std::vector<double> took(n_ways + 1);
+        std::vector<double> took(n_variants + 1);
         took[0] = worker.run([&](const Rows & rows) { multiply_by_pairs(rows, type); }, n);
-        for (size_t way = 1; way < n_ways; way++) {
-            took[way] = kernel.dot[way] != nullptr ? worker.run(kernel.dot[way], n) : 0;
+        for (size_t variant = 1; variant < n_variants; variant++) {
+            took[variant] = kernel.dot[variant] != nullptr ? worker.run(kernel.dot[variant], n) : 0;
         }
         if (n > 1 && dense_kernels(type) == Dense::equal) {
-            took[n_ways] = worker.run([&](const Rows & rows) { multiply_dense(rows, type); }, n);
+            took[n_variants] = worker.run([&](const Rows & rows) { multiply_dense(rows, type); }, n);
         }
         return took;
     }

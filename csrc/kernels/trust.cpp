@@ -90,10 +90,10 @@ Table trusted() {
     Table table{};
     for (const auto & [type, kernel] : candidates()) {
         Kernel & trusted = table[static_cast<size_t>(type)];
-        for (size_t way = 0; way < n_ways; way++) {
-            if (kernel.dot[way] != nullptr && gives_what_ggml_gives(kernel.dot[way], kernel.block, type, 1)) {
-                trusted.dot[way] = kernel.dot[way];
-                trusted.block    = kernel.block;
+        for (size_t variant = 0; variant < n_variants; variant++) {
+            if (kernel.dot[variant] != nullptr && gives_what_ggml_gives(kernel.dot[variant], kernel.block, type, 1)) {
+                trusted.dot[variant] = kernel.dot[variant];
+                trusted.block        = kernel.block;
             }
         }
     }

@@ -165,13 +165,13 @@ void ParallelDrafts::draft(const std::vector<Request> & requests, const OnToken 
     }
     routes_.begin();
     if (own_experts_ != nullptr) {
-        draft_by_turns(requests, on_token);
+        draft_one_by_one(requests, on_token);
         return;
     }
     const auto fitting = that_fit(requests);
     feed(fitting);
     if (on_token || routes_.get() != nullptr || fitting.size() == 1) {
-        draft_by_turns(fitting, on_token);
+        draft_one_by_one(fitting, on_token);
     } else {
         draft_at_once(fitting);
     }
@@ -197,7 +197,7 @@ bool ParallelDrafts::tell(const Request & request) {
 }
 
 // Drafts for one sequence after the other, with the draft model or the target itself.
-void ParallelDrafts::draft_by_turns(const std::vector<Request> & requests, const OnToken & on_token) {
+void ParallelDrafts::draft_one_by_one(const std::vector<Request> & requests, const OnToken & on_token) {
     int        n_evaluated = 0;
     bool       refused     = false; // true: the last draft ended at a token that it refused
     const auto note        = [&](llama_token token) {

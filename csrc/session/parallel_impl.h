@@ -51,7 +51,7 @@ class ParallelDrafts : NotCopied {
     std::vector<Request> that_fit(const std::vector<Request> & requests);
     void                 feed(const std::vector<Request> & requests);
     bool                 tell(const Request & request);
-    void                 draft_by_turns(const std::vector<Request> & requests, const OnToken & on_token);
+    void                 draft_one_by_one(const std::vector<Request> & requests, const OnToken & on_token);
     llama_tokens         draft_alone(const Request & request, const std::function<void(llama_token)> & on_token);
     void                 draft_at_once(const std::vector<Request> & requests);
 

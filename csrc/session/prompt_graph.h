@@ -20,7 +20,7 @@ namespace spac {
 // memory and buffers stay as they are. Throws MemoryError if the buffers cannot be allocated again.
 std::map<std::string, size_t> graph_bytes(llama_context * ctx, int n_tokens);
 
-// Chooses the size of the graphs that evaluate prompts, piece by piece.
+// Chooses the size of the graphs that evaluate prompts, chunk by chunk.
 class PromptGraph {
   public:
     // The graphs that the context was made for are the small ones.

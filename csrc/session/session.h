@@ -120,8 +120,8 @@ struct Listeners {
     // Called when an MoE layer of the running verification has been computed; demand[n_expert] is what it was asked
     // for. There are no calls for the further layers after an exception.
     std::function<void(int layer, const std::vector<int32_t> & demand)> verify_layer;
-    // Called before each piece of a prompt's text. Returns the number of tokens of its graphs. If that is more than the
-    // target's graphs had when the loop was made, the piece is one such graph. `n_pending` tokens have to be
+    // Called before each chunk of a prompt's text. Returns the number of tokens of its graphs. If that is more than the
+    // target's graphs had when the loop was made, the chunk is one such graph. `n_pending` tokens have to be
     // evaluated. `n_failed` is 0, or the size for which there was no memory; the call then fails unless the result is
     // smaller.
     std::function<int(int n_pending, int n_failed)> prompt_graph;

@@ -6,7 +6,7 @@ InputError for arguments that it cannot use.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Final, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -225,66 +225,46 @@ class DeviceMemory:
     itself does not count.
     """
 
-    @property
-    def free(self) -> int:
-        """The bytes that may still be allocated within the limit."""
-    @property
-    def device_free(self) -> int:
-        """The bytes that are free on the device, whatever the limit."""
-    @property
-    def total(self) -> int: ...
-    @property
-    def limit(self) -> int:
-        """The bytes that buffers of this process may take together; 0 means no limit."""
-    @property
-    def size(self) -> int:
-        """The bytes that the device seems to have: the limit if it is less than the total, else the total."""
-    @property
-    def used(self) -> int: ...
-    @property
-    def peak(self) -> int:
-        """The largest value of `used` since the limit was set, in bytes."""
-    @property
-    def kernels(self) -> int:
-        """The bytes that pools of the device's kernels take, which `used` does not count."""
-    @property
-    def n_device_buffers(self) -> int:
-        """The number of buffers allocated so far on the device."""
-    @property
-    def n_host_buffers(self) -> int:
-        """The number of buffers allocated so far in host memory that the device copies from."""
+    free: Final[int]
+    """The bytes that may still be allocated within the limit."""
+    device_free: Final[int]
+    """The bytes that are free on the device, whatever the limit."""
+    total: Final[int]
+    limit: Final[int]
+    """The bytes that buffers of this process may take together; 0 means no limit."""
+    size: Final[int]
+    """The bytes that the device seems to have: the limit if it is less than the total, else the total."""
+    used: Final[int]
+    peak: Final[int]
+    """The largest value of `used` since the limit was set, in bytes."""
+    kernels: Final[int]
+    """The bytes that pools of the device's kernels take, which `used` does not count."""
+    n_device_buffers: Final[int]
+    """The number of buffers allocated so far on the device."""
+    n_host_buffers: Final[int]
+    """The number of buffers allocated so far in host memory that the device copies from."""
 
 class DeviceInfo:
     """A device that experts can be put on."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str: ...
-    @property
-    def pci(self) -> str:
-        """The device's address on the PCI bus, as 0000:01:00.0; "" if it is unknown."""
-    @property
-    def memory(self) -> DeviceMemory:
-        """The device's memory at the call of devices()."""
-    @property
-    def memory_free(self) -> int:
-        """The free bytes of `memory`."""
-    @property
-    def memory_total(self) -> int:
-        """The total bytes of `memory`."""
-    @property
-    def reads_masks(self) -> bool:
-        """True if the device's kernels read ids masks and have been tried."""
-    @property
-    def shares_host_cores(self) -> bool:
-        """True if the device computes on the CPU's cores, so that it is no faster than the CPU."""
-    @property
-    def shares_host_memory(self) -> bool:
-        """True if the device's memory is the host's."""
-    @property
-    def is_integrated(self) -> bool:
-        """True if the device is built into a processor."""
+    name: Final[str]
+    description: Final[str]
+    pci: Final[str]
+    """The device's address on the PCI bus, as 0000:01:00.0; "" if it is unknown."""
+    memory: Final[DeviceMemory]
+    """The device's memory at the call of devices()."""
+    memory_free: Final[int]
+    """The free bytes of `memory`."""
+    memory_total: Final[int]
+    """The total bytes of `memory`."""
+    reads_masks: Final[bool]
+    """True if the device's kernels read ids masks and have been tried."""
+    shares_host_cores: Final[bool]
+    """True if the device computes on the CPU's cores, so that it is no faster than the CPU."""
+    shares_host_memory: Final[bool]
+    """True if the device's memory is the host's."""
+    is_integrated: Final[bool]
+    """True if the device is built into a processor."""
 
 def devices() -> list[DeviceInfo]:
     """Return all devices that can be chosen, real ones first.
@@ -299,8 +279,8 @@ class Lane:
     """
 
     def __init__(self, n_threads: int) -> None: ...
-    def run(self, pieces: Sequence[tuple[int, int]], wait_s: float, graph: int) -> tuple[int, float]:
-        """Wait for `wait_s` seconds, read pieces (address, bytes) meanwhile, and then compute a ggml_cgraph.
+    def run(self, ranges: Sequence[tuple[int, int]], wait_s: float, graph: int) -> tuple[int, float]:
+        """Wait for `wait_s` seconds, read ranges (address, bytes) meanwhile, and then compute a ggml_cgraph.
 
         Return the bytes that were read, and the seconds of computing.
         """
@@ -362,20 +342,16 @@ class SlotLayers:
         """Keep the experts of these layers in host memory, where the CPU computes them."""
     def keep_output(self) -> None:
         """Keep the output matrix in host memory."""
-    @property
-    def address(self) -> int:
-        """The address of the entries. Adding to them changes it."""
+    address: Final[int]
+    """The address of the entries. Adding to them changes it."""
 
 class RemoteDevice:
     """A device of an RPC server. Memory is in bytes, as of when the server was opened."""
 
-    @property
-    def handle(self) -> int:
-        """The ggml_backend_dev_t for llama_model_params.devices."""
-    @property
-    def memory_free(self) -> int: ...
-    @property
-    def memory_total(self) -> int: ...
+    handle: Final[int]
+    """The ggml_backend_dev_t for llama_model_params.devices."""
+    memory_free: Final[int]
+    memory_total: Final[int]
 
 class RemoteServer:
     """The process's connection to an RPC server. Models that use its devices have to be freed before it."""
@@ -386,36 +362,28 @@ class RemoteServer:
         Raise InputError if the server cannot be reached, has another version or is no RPC server. Raise
         DeviceError if a model still uses a connection that is lost.
         """
-    @property
-    def address(self) -> str: ...
-    @property
-    def devices(self) -> list[RemoteDevice]: ...
-    @property
-    def loss(self) -> str:
-        """The reason why the connection is lost; "" if it is not."""
+    address: Final[str]
+    devices: Final[list[RemoteDevice]]
+    loss: Final[str]
+    """The reason why the connection is lost; "" if it is not."""
 
 def set_rpc_timeout(seconds: float) -> None:
     """Set the seconds for which an RPC server may be silent, from the next connection on; 0 for ever."""
 
-class LentDevice:
+class ServedDevice:
     """A device that an RPC server lends. Memory is in bytes."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str: ...
-    @property
-    def memory_free(self) -> int: ...
-    @property
-    def memory_total(self) -> int: ...
+    name: Final[str]
+    description: Final[str]
+    memory_free: Final[int]
+    memory_total: Final[int]
 
 class RpcServer:
     """A server of ggml's RPC protocol that lends devices to a client on another machine."""
 
     def __init__(self, devices: Sequence[str], n_threads: int, cache: str) -> None:
         """Lend the devices of these names, of which "cpu" is one. `cache` is a folder for weights, or ""."""
-    @property
-    def devices(self) -> list[LentDevice]: ...
+    devices: Final[list[ServedDevice]]
     def serve(self, fd: int) -> None:
         """Serve the client at the other end of a connected socket until it leaves, and close the socket.
 
@@ -544,11 +512,9 @@ class Trace:
         The fields are int64 start_ns, end_ns (of time.monotonic_ns) and bytes, and int32 activity, layer,
         expert, pool, count, distinct and ok. A field is -1 where an activity has none.
         """
-    @property
-    def on(self) -> bool: ...
-    @property
-    def dropped(self) -> int:
-        """The number of spans since start() that did not fit."""
+    on: Final[bool]
+    dropped: Final[int]
+    """The number of spans since start() that did not fit."""
     def __len__(self) -> int: ...
 
 class Churn:
@@ -558,45 +524,34 @@ class Churn:
     def loaded(self, layer: int, expert: int) -> None: ...
     def evicted(self, layer: int, expert: int, version: int) -> None: ...
     def executed(self, layer: int, version: int, wanted: Sequence[bool], hit: Sequence[bool]) -> None: ...
-    @property
-    def n_wasted(self) -> int:
-        """The number of uploads whose expert was evicted without a hit in between."""
-    @property
-    def n_early(self) -> int:
-        """The number of evictions of experts that the next execution of their layer wanted."""
+    n_wasted: Final[int]
+    """The number of uploads whose expert was evicted without a hit in between."""
+    n_early: Final[int]
+    """The number of evictions of experts that the next execution of their layer wanted."""
 
 # Experts
 
 class LayerInfo:
     """One MoE layer; lists of layers have the order in which layers run."""
 
-    @property
-    def name(self) -> str:
-        """The name of the layer's down projection tensor."""
-    @property
-    def n_expert(self) -> int: ...
-    @property
-    def n_used(self) -> int:
-        """The number of experts per token in the last graph; 0 before the first one."""
-    @property
-    def expert_bytes(self) -> int: ...
-    @property
-    def pool(self) -> int:
-        """The layer's pool of slots; a device's layers with experts of equal shapes and types share one."""
-    @property
-    def device(self) -> int:
-        """The index of the layer's device in `Experts.devices`."""
+    name: Final[str]
+    """The name of the layer's down projection tensor."""
+    n_expert: Final[int]
+    n_used: Final[int]
+    """The number of experts per token in the last graph; 0 before the first one."""
+    expert_bytes: Final[int]
+    pool: Final[int]
+    """The layer's pool of slots; a device's layers with experts of equal shapes and types share one."""
+    device: Final[int]
+    """The index of the layer's device in `Experts.devices`."""
 
 class SlotStats:
     """The numbers of slots and of resident experts, and the memory that slots take."""
 
-    @property
-    def n_slots(self) -> int: ...
-    @property
-    def n_resident(self) -> int: ...
-    @property
-    def bytes(self) -> int:
-        """The device memory of the slots, in bytes."""
+    n_slots: Final[int]
+    n_resident: Final[int]
+    bytes: Final[int]
+    """The device memory of the slots, in bytes."""
 
 class ExpertDevice:
     """One device's part of a model: the layers that it computes, and their slots.
@@ -604,28 +559,17 @@ class ExpertDevice:
     Counters are since the model was loaded.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def n_experts(self) -> int: ...
-    @property
-    def slots(self) -> SlotStats: ...
-    @property
-    def activations(self) -> int: ...
-    @property
-    def activations_hit(self) -> int: ...
-    @property
-    def uploads(self) -> int: ...
-    @property
-    def upload_bytes(self) -> int: ...
-    @property
-    def upload_failures(self) -> int: ...
-    @property
-    def upload_ns(self) -> int: ...
-    @property
-    def evictions(self) -> int: ...
+    name: Final[str]
+    n_layer: Final[int]
+    n_experts: Final[int]
+    slots: Final[SlotStats]
+    activations: Final[int]
+    activations_hit: Final[int]
+    uploads: Final[int]
+    upload_bytes: Final[int]
+    upload_failures: Final[int]
+    upload_ns: Final[int]
+    evictions: Final[int]
 
 class Experts:
     """The experts of one loaded model, which has L layers and N experts in the largest of them.
@@ -633,17 +577,13 @@ class Experts:
     Any thread may call any method.
     """
 
-    @property
-    def n_layer(self) -> int:
-        """The number of layers, L; 0 before the model's first context exists."""
-    @property
-    def n_expert(self) -> int:
-        """The number of experts in the largest layer, N."""
-    @property
-    def layers(self) -> list[LayerInfo]: ...
-    @property
-    def devices(self) -> list[ExpertDevice]:
-        """The devices that hold layers, in the order in which these run."""
+    n_layer: Final[int]
+    """The number of layers, L; 0 before the model's first context exists."""
+    n_expert: Final[int]
+    """The number of experts in the largest layer, N."""
+    layers: Final[list[LayerInfo]]
+    devices: Final[list[ExpertDevice]]
+    """The devices that hold layers, in the order in which these run."""
     def attach_slots(self, n_slots: int, margin_bytes: int | Sequence[int] = 0) -> None:
         """Allocate empty slots in place of the ones before; raise OutOfMemoryError.
 
@@ -652,24 +592,20 @@ class Experts:
         """
     def slots_that_fit(self, margin_bytes: int | Sequence[int] = 0) -> int:
         """Return the number of slots that fit beside the margins, on all devices together."""
-    @property
-    def slots(self) -> SlotStats: ...
-    @property
-    def pool_slots(self) -> list[int]: ...
-    @property
-    def host_memory(self) -> str:
-        """The kind of host memory that holds the experts.
+    slots: Final[SlotStats]
+    pool_slots: Final[list[int]]
+    host_memory: Final[str]
+    """The kind of host memory that holds the experts.
 
-        It is "pinned", "pinned mapping", "partly pinned" (a part of the file's mapping is registered, and the
-        other experts are staged), "staged" (copies pass a pinned ring), "pageable" or "paged" (memory cannot
-        hold all experts, so they are read from the file as they are needed).
-        """
-    @property
-    def host_bytes(self) -> HostBytes:
-        """The experts' bytes that the device's driver has pinned, and the others.
+    It is "pinned", "pinned mapping", "partly pinned" (a part of the file's mapping is registered, and the
+    other experts are staged), "staged" (copies pass a pinned ring), "pageable" or "paged" (memory cannot
+    hold all experts, so they are read from the file as they are needed).
+    """
+    host_bytes: Final[HostBytes]
+    """The experts' bytes that the device's driver has pinned, and the others.
 
-        They are known when the layers are, and are 0 after the model's end.
-        """
+    They are known when the layers are, and are 0 after the model's end.
+    """
     def submit(self, priority: Int32Array, threshold: Int32Array) -> None:
         """Set the plan: priority int32[L, N] and threshold int32[L], in C order; both are copied."""
     def settle(self, timeout_s: float) -> bool:
@@ -683,9 +619,8 @@ class Experts:
         """
     def draft_copy_bytes(self, type: str) -> int:
         """Return the device memory that such copies take."""
-    @property
-    def draft_bytes(self) -> int:
-        """The device memory of the copies; 0 without them."""
+    draft_bytes: Final[int]
+    """The device memory of the copies; 0 without them."""
     def set_counting(self, counting: bool) -> None: ...
     def take_demand(self) -> tuple[Int32Array, int]:
         """Return the activations since the last call, int32[L, N], and the number of graphs they stem from.
@@ -743,27 +678,22 @@ class Experts:
 
         slots_that_fit() leaves room for them.
         """
-    @property
-    def trace(self) -> Trace: ...
-    @property
-    def stats(self) -> dict[str, int]:
-        """The counters since the model was loaded, by the names of ExpertStats (experts.h).
+    trace: Final[Trace]
+    stats: Final[dict[str, int]]
+    """The counters since the model was loaded, by the names of ExpertStats (experts.h).
 
-        Of several devices, those of each are there too, as "CUDA1.uploads".
-        """
+    Of several devices, those of each are there too, as "CUDA1.uploads".
+    """
 
 class HostBytes:
     """The bytes of experts in host memory."""
 
-    @property
-    def pinned(self) -> int:
-        """The bytes in memory that the device's driver has pinned."""
-    @property
-    def pageable(self) -> int:
-        """The bytes in other memory."""
-    @property
-    def why(self) -> str:
-        """The reason why a part that could be pinned is not: "off", "limit", "refused", or "" for none."""
+    pinned: Final[int]
+    """The bytes in memory that the device's driver has pinned."""
+    pageable: Final[int]
+    """The bytes in other memory."""
+    why: Final[str]
+    """The reason why a part that could be pinned is not: "off", "limit", "refused", or "" for none."""
 
 class HugeCopies:
     """A copier of a model's files to huge pages, with so many threads.
@@ -774,19 +704,14 @@ class HugeCopies:
     """
 
     def __init__(self, n_threads: int, nodes: list[int], progress: Callable[[int], bool]) -> None: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def huge_bytes(self) -> int:
-        """The number of bytes that were on huge pages at the end."""
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def failure(self) -> str:
-        """The reason why a file was not copied, or "" if none failed."""
-    @property
-    def error(self) -> BaseException | None:
-        """The exception that progress raised."""
+    bytes: Final[int]
+    huge_bytes: Final[int]
+    """The number of bytes that were on huge pages at the end."""
+    seconds: Final[float]
+    failure: Final[str]
+    """The reason why a file was not copied, or "" if none failed."""
+    error: Final[BaseException | None]
+    """The exception that progress raised."""
 
 class LoadScope:
     """A `with` block that puts the experts of models loaded in it, on this thread, in `experts`.
@@ -801,8 +726,7 @@ class LoadScope:
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
-    @property
-    def experts(self) -> Experts | None: ...
+    experts: Final[Experts | None]
 
 class Tap:
     """A tap of the hidden states that enter every FFN of the context made in its `with` block.
@@ -816,18 +740,15 @@ class Tap:
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
-    @property
-    def n_layer(self) -> int:
-        """The number of FFNs in the context's graphs, D; they are numbered in the order in which they run.
+    n_layer: Final[int]
+    """The number of FFNs in the context's graphs, D; they are numbered in the order in which they run.
 
-        It is 0 before the context is made, and if its graphs do not run on a SPAC device in one piece.
-        """
-    @property
-    def n_embd(self) -> int:
-        """The width of the hidden states that enter the FFNs, E."""
-    @property
-    def callback(self) -> tuple[int, int]:
-        """llama.cpp's `cb_eval` and `cb_eval_user_data` for a context on the CPU. The tap must outlive it."""
+    It is 0 before the context is made, and if its graphs do not run on a SPAC device in one piece.
+    """
+    n_embd: Final[int]
+    """The width of the hidden states that enter the FFNs, E."""
+    callback: Final[tuple[int, int]]
+    """llama.cpp's `cb_eval` and `cb_eval_user_data` for a context on the CPU. The tap must outlive it."""
     def ask(self, target: Experts, inputs: list[int], n_chosen: list[int]) -> None:
         """Ask routers of the target's first MoE layers from the next token on; none, as at first, is free.
 
@@ -847,75 +768,59 @@ class Tap:
         """
     def stop(self) -> None:
         """End all waits until the next `ask`, on any thread."""
-    @property
-    def n_shown(self) -> int:
-        """The number of tokens that were shown so far; they are numbered from 1."""
+    n_shown: Final[int]
+    """The number of tokens that were shown so far; they are numbered from 1."""
 
 # The loop
 
 class Step:
     """The result of one step."""
 
-    @property
-    def tokens(self) -> Int32Array:
-        """The accepted draft tokens, then the target's own token; int32[n], read-only."""
-    @property
-    def n_drafted(self) -> int:
-        """The number of draft tokens that were verified."""
-    @property
-    def n_accepted(self) -> int: ...
-    @property
-    def n_verified(self) -> int:
-        """The number of tokens in the verification batch: of one sequence, n_drafted + 1."""
-    @property
-    def n_steps(self) -> int:
-        """1, or 0 if this was no verification."""
-    @property
-    def demand(self) -> Int32Array:
-        """The activations of every expert in this verification, int32[L, N]; [0, 0] without experts.
+    tokens: Final[Int32Array]
+    """The accepted draft tokens, then the target's own token; int32[n], read-only."""
+    n_drafted: Final[int]
+    """The number of draft tokens that were verified."""
+    n_accepted: Final[int]
+    n_verified: Final[int]
+    """The number of tokens in the verification batch: of one sequence, n_drafted + 1."""
+    n_steps: Final[int]
+    """1, or 0 if this was no verification."""
+    demand: Final[Int32Array]
+    """The activations of every expert in this verification, int32[L, N]; [0, 0] without experts.
 
-        The array is a read-only view on the loop's one buffer. The next step overwrites it.
-        """
-    @property
-    def layer_costs(self) -> npt.NDArray[np.void]:
-        """The times and counts of every layer in this verification: a structured array, [L] or [0].
+    The array is a read-only view on the loop's one buffer. The next step overwrites it.
+    """
+    layer_costs: Final[npt.NDArray[np.void]]
+    """The times and counts of every layer in this verification: a structured array, [L] or [0].
 
-        The fields are int64 host_ns (experts on the CPU), wait_ns (waiting for ids and input), int32
-        host_activations, host_distinct, device_activations, device_distinct and loaded_distinct. The array is
-        a read-only view that the next step overwrites.
-        """
-    @property
-    def upload_bytes(self) -> int:
-        """The bytes of the experts copied into slots since the verification of the step before."""
-    @property
-    def upload_ns(self) -> int:
-        """The time that these copies took, in nanoseconds."""
-    @property
-    def draft_ns(self) -> int: ...
-    @property
-    def verify_ns(self) -> int: ...
-    @property
-    def sample_ns(self) -> int: ...
+    The fields are int64 host_ns (experts on the CPU), wait_ns (waiting for ids and input), int32
+    host_activations, host_distinct, device_activations, device_distinct and loaded_distinct. The array is
+    a read-only view that the next step overwrites.
+    """
+    upload_bytes: Final[int]
+    """The bytes of the experts copied into slots since the verification of the step before."""
+    upload_ns: Final[int]
+    """The time that these copies took, in nanoseconds."""
+    draft_ns: Final[int]
+    verify_ns: Final[int]
+    sample_ns: Final[int]
 
 class DraftToken:
     """The event "draft_token": a draft token is known."""
 
-    @property
-    def token(self) -> int: ...
-    @property
-    def index(self) -> int:
-        """The token's index in this draft, from 0.
+    token: Final[int]
+    index: Final[int]
+    """The token's index in this draft, from 0.
 
-        If several slots draft in a step, it counts the tokens that their drafts have evaluated before. Where
-        a slot's draft ends at a token that it refuses, `token` is -1.
-        """
-    @property
-    def routes(self) -> Int32Array | None:
-        """The choices of the draft's routers for the first T tokens that the target will verify.
+    If several slots draft in a step, it counts the tokens that their drafts have evaluated before. Where
+    a slot's draft ends at a token that it refuses, `token` is -1.
+    """
+    routes: Final[Int32Array | None]
+    """The choices of the draft's routers for the first T tokens that the target will verify.
 
-        These are the token before the draft, then the drafted ones except this, the last. The array is a
-        copy, int32[L, T, U], with -1 where a layer has fewer. It is None unless routes are kept.
-        """
+    These are the token before the draft, then the drafted ones except this, the last. The array is a
+    copy, int32[L, T, U], with -1 where a layer has fewer. It is None unless routes are kept.
+    """
 
 class VerifyLayer:
     """The event "verify_layer": an MoE layer of the running verification has been computed.
@@ -923,26 +828,21 @@ class VerifyLayer:
     While this event has a callback, the host waits for the ids of whole layers too.
     """
 
-    @property
-    def layer(self) -> int: ...
-    @property
-    def demand(self) -> Int32Array:
-        """A copy of the activations of every expert in the verification; int32[n_expert of the layer]."""
+    layer: Final[int]
+    demand: Final[Int32Array]
+    """A copy of the activations of every expert in the verification; int32[n_expert of the layer]."""
 
 class DraftEnd:
     """The event "draft_end": the draft, which may be empty, is about to be verified."""
 
-    @property
-    def tokens(self) -> Int32Array:
-        """A copy of the drafted tokens; int32[n_drafted]."""
-    @property
-    def draft_ns(self) -> int: ...
-    @property
-    def routes(self) -> Int32Array | None:
-        """The routes of the last draft token.
+    tokens: Final[Int32Array]
+    """A copy of the drafted tokens; int32[n_drafted]."""
+    draft_ns: Final[int]
+    routes: Final[Int32Array | None]
+    """The routes of the last draft token.
 
-        If the draft ended at a token that it refused, they cover all tokens: T = n_drafted + 1.
-        """
+    If the draft ended at a token that it refused, they cover all tokens: T = n_drafted + 1.
+    """
 
 class ChatPrompt:
     """A prompt made of messages, and the reader of its answer.
@@ -950,24 +850,18 @@ class ChatPrompt:
     `ChatTemplates.apply` makes it. It needs no model.
     """
 
-    @property
-    def text(self) -> str:
-        """The text of the prompt, without a beginning token that tokenizing adds."""
-    @property
-    def stops(self) -> list[str]:
-        """The texts that end the answer, beside the model's end tokens."""
-    @property
-    def preserved_tokens(self) -> list[int]:
-        """The control tokens that belong to the text for `read`, ascending; other control tokens do not."""
-    @property
-    def thinks(self) -> bool:
-        """True if the model may reason before it answers."""
-    @property
-    def calls(self) -> bool:
-        """True if the answer may call tools."""
-    @property
-    def goes_on(self) -> bool:
-        """True if the answer continues the last message; `read` then returns both as one."""
+    text: Final[str]
+    """The text of the prompt, without a beginning token that tokenizing adds."""
+    stops: Final[list[str]]
+    """The texts that end the answer, beside the model's end tokens."""
+    preserved_tokens: Final[list[int]]
+    """The control tokens that belong to the text for `read`, ascending; other control tokens do not."""
+    thinks: Final[bool]
+    """True if the model may reason before it answers."""
+    calls: Final[bool]
+    """True if the answer may call tools."""
+    goes_on: Final[bool]
+    """True if the answer continues the last message; `read` then returns both as one."""
     def read(self, answer: str, *, is_partial: bool) -> str:
         """Return the message of an answer as JSON in OpenAI's format.
 
@@ -983,12 +877,10 @@ class ChatTemplates:
 
         Raise InputError if there is no template, or if it cannot be read.
         """
-    @property
-    def capabilities(self) -> dict[str, bool]:
-        """The features that the template supports, such as `supports_system_role`, by llama.cpp's names."""
-    @property
-    def can_stop_thinking(self) -> bool:
-        """True if `enable_thinking` makes a difference."""
+    capabilities: Final[dict[str, bool]]
+    """The features that the template supports, such as `supports_system_role`, by llama.cpp's names."""
+    can_stop_thinking: Final[bool]
+    """True if `enable_thinking` makes a difference."""
     def apply(self, request: str) -> ChatPrompt:
         """Return the prompt for `request`; raise InputError for an invalid request.
 
@@ -1000,17 +892,13 @@ class ChatTemplates:
 class ImagePrompt:
     """A prompt with images."""
 
-    @property
-    def tokens(self) -> Int32Array:
-        """The tokens [n] of text and images. An image's are equal negative numbers, one for each place."""
-    @property
-    def n_images(self) -> int: ...
-    @property
-    def text(self) -> bytes:
-        """The text that was read, in which the projector's marker stands for each image."""
-    @property
-    def files(self) -> list[bytes]:
-        """The images' files."""
+    tokens: Final[Int32Array]
+    """The tokens [n] of text and images. An image's are equal negative numbers, one for each place."""
+    n_images: Final[int]
+    text: Final[bytes]
+    """The text that was read, in which the projector's marker stands for each image."""
+    files: Final[list[bytes]]
+    """The images' files."""
 
 class Projector:
     """The projector of a model that sees (mtmd): it makes embeddings of images."""
@@ -1033,9 +921,8 @@ class Projector:
         `marker` stands for an image in prompts.
         Raise InputError if the file is no projector, another model's, or one for sound.
         """
-    @property
-    def marker(self) -> str:
-        """The text that stands for an image in the text of a prompt."""
+    marker: Final[str]
+    """The text that stands for an image in the text of a prompt."""
     def tokenize(self, text: bytes, images: Sequence[bytes]) -> ImagePrompt:
         """Return the prompt of a text in which the marker stands for each image.
 
@@ -1099,69 +986,51 @@ class _Drafts(TypedDict, total=False):
 class SequenceStep:
     """The result of one step for one of its sequences."""
 
-    @property
-    def id(self) -> int: ...
-    @property
-    def tokens(self) -> Int32Array:
-        """The accepted draft tokens, then the target's own; int32[n]."""
-    @property
-    def n_drafted(self) -> int:
-        """The number of draft tokens that were verified."""
-    @property
-    def n_accepted(self) -> int: ...
-    @property
-    def n_steps(self) -> int:
-        """One, or 0 if the tokens came from a batch with prompts, which is no verification."""
-    @property
-    def draft_ns(self) -> int:
-        """The time of the batch's draft."""
-    @property
-    def verify_ns(self) -> int:
-        """The time of the batch's verification."""
-    @property
-    def sample_ns(self) -> int:
-        """The time from the verification until the sequence had sampled."""
-    @property
-    def seconds(self) -> float:
-        """The seconds since the sequence's step before; 0 for its first one."""
-    @property
-    def reason(self) -> str:
-        """The reason to stop: "stop" (the last token ends the text), or ""."""
-    @property
-    def probabilities(self) -> tuple[Float32Array, Int32Array, Float32Array] | None:
-        """The target's log probabilities of the T `tokens` and of the best alternatives, or None.
+    id: Final[int]
+    tokens: Final[Int32Array]
+    """The accepted draft tokens, then the target's own; int32[n]."""
+    n_drafted: Final[int]
+    """The number of draft tokens that were verified."""
+    n_accepted: Final[int]
+    n_steps: Final[int]
+    """One, or 0 if the tokens came from a batch with prompts, which is no verification."""
+    draft_ns: Final[int]
+    """The time of the batch's draft."""
+    verify_ns: Final[int]
+    """The time of the batch's verification."""
+    sample_ns: Final[int]
+    """The time from the verification until the sequence had sampled."""
+    seconds: Final[float]
+    """The seconds since the sequence's step before; 0 for its first one."""
+    reason: Final[str]
+    """The reason to stop: "stop" (the last token ends the text), or ""."""
+    probabilities: Final[tuple[Float32Array, Int32Array, Float32Array] | None]
+    """The target's log probabilities of the T `tokens` and of the best alternatives, or None.
 
-        The first array has the natural logarithms for the tokens, float32[T]. The others have the N most
-        probable tokens at their places, best first, int32[T, N], and their logarithms, float32[T, N].
-        Probabilities are those before any sampler, over the whole vocabulary.
-        """
-    @property
-    def scored(self) -> tuple[Float32Array, Int32Array, Float32Array] | None:
-        """The log probabilities of the last of `ServerLoop.generate(scored=…)`, as `probabilities`, or None.
+    The first array has the natural logarithms for the tokens, float32[T]. The others have the N most
+    probable tokens at their places, best first, int32[T, N], and their logarithms, float32[T, N].
+    Probabilities are those before any sampler, over the whole vocabulary.
+    """
+    scored: Final[tuple[Float32Array, Int32Array, Float32Array] | None]
+    """The log probabilities of the last of `ServerLoop.generate(scored=…)`, as `probabilities`, or None.
 
-        Only the first step has them.
-        """
-    @property
-    def experts(self) -> dict[str, int]:
-        """The counts of the window's own experts, by the names of `Experts.stats`; distinct ones by layer."""
+    Only the first step has them.
+    """
+    experts: Final[dict[str, int]]
+    """The counts of the window's own experts, by the names of `Experts.stats`; distinct ones by layer."""
 
 class ParallelStep:
     """The result of one step of several sequences."""
 
-    @property
-    def batch(self) -> Step:
-        """The tokens, counts, times and the demand of all sequences together."""
-    @property
-    def sequences(self) -> list[SequenceStep]:
-        """The results of those that had a turn, the oldest first."""
-    @property
-    def n_prompt(self) -> int:
-        """The number of prompt tokens that were evaluated."""
-    @property
-    def prefill_ns(self) -> int: ...
-    @property
-    def verified(self) -> bool:
-        """True if `batch` is of a verification."""
+    batch: Final[Step]
+    """The tokens, counts, times and the demand of all sequences together."""
+    sequences: Final[list[SequenceStep]]
+    """The results of those that had a turn, the oldest first."""
+    n_prompt: Final[int]
+    """The number of prompt tokens that were evaluated."""
+    prefill_ns: Final[int]
+    verified: Final[bool]
+    """True if `batch` is of a verification."""
 
 class LoopResponse:
     """An answer of llama.cpp's server, or the beginning of a stream.
@@ -1171,21 +1040,16 @@ class LoopResponse:
 
     def run(self) -> None:
         """Answer the request. Return with the whole answer, or when a stream begins."""
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-    @property
-    def content_type(self) -> str:
-        """The body's type."""
-    @property
-    def body(self) -> bytes:
-        """The whole body; empty for a stream."""
-    @property
-    def headers(self) -> dict[str, str]:
-        """Further headers of the answer."""
-    @property
-    def is_stream(self) -> bool:
-        """True if `next` returns the body part by part."""
+    status: Final[int]
+    """The HTTP status."""
+    content_type: Final[str]
+    """The body's type."""
+    body: Final[bytes]
+    """The whole body; empty for a stream."""
+    headers: Final[dict[str, str]]
+    """Further headers of the answer."""
+    is_stream: Final[bool]
+    """True if `next` returns the body part by part."""
     def next(self) -> bytes | None:
         """Return the next part of a stream, or None at its end."""
     def cancel(self) -> None:
@@ -1196,25 +1060,20 @@ class LoopResponse:
 class TextNews:
     """Holds what has become of a text since its reader asked."""
 
-    @property
-    def steps(self) -> list[SequenceStep]:
-        """Its steps, the oldest first."""
-    @property
-    def progress(self) -> list[tuple[int, int]]:
-        """The tokens of its prompt that were done after each batch, and those of them from the memory."""
-    @property
-    def is_over(self) -> bool:
-        """True if the loop has ended the text by itself."""
-    @property
-    def is_stopped(self) -> bool:
-        """True if the text was cancelled, or the loop is closed."""
+    steps: Final[list[SequenceStep]]
+    """Its steps, the oldest first."""
+    progress: Final[list[tuple[int, int]]]
+    """The tokens of its prompt that were done after each batch, and those of them from the memory."""
+    is_over: Final[bool]
+    """True if the loop has ended the text by itself."""
+    is_stopped: Final[bool]
+    """True if the text was cancelled, or the loop is closed."""
 
 class LoopText:
     """A text that the loop makes for this process. One thread at a time reads it."""
 
-    @property
-    def number(self) -> int:
-        """The number that `text_begin` receives, at least 1."""
+    number: Final[int]
+    """The number that `text_begin` receives, at least 1."""
     def begin(self) -> None:
         """Ask the loop for the text, once. Raise InputError for a prompt that is refused."""
     def next(self) -> TextNews:
@@ -1226,7 +1085,7 @@ class LoopText:
     def cancel(self) -> None:
         """End the text. `begin` and `next` return soon. Any thread may call this."""
 
-class Gate:
+class LoopLock:
     """A lock that a ServerLoop holds while it drafts, decodes and calls `verify_end` and `step_end`.
 
     Threads that wait for it go before the loop.
@@ -1234,9 +1093,8 @@ class Gate:
 
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
-    @property
-    def is_mine(self) -> bool:
-        """True if this thread holds it."""
+    is_mine: Final[bool]
+    """True if this thread holds it."""
 
 class ServerLoop:
     """llama.cpp's server_context on loaded models: its slots, its speculative loop and its handlers."""
@@ -1253,7 +1111,7 @@ class ServerLoop:
         *,
         trace: Trace,
         draft_experts: Experts | None = None,
-        gate: Gate | None = None,
+        lock: LoopLock | None = None,
         owner: object = None,
         chat_template: str = "",
         slot_folder: str = "",
@@ -1301,11 +1159,11 @@ class ServerLoop:
         "draft_token" (DraftToken) and "draft_end" (DraftEnd) tell of drafts, "verify_layer" (VerifyLayer) of
         a running verification, and "verify_end" (Step) of a finished one. The loop asks "draft_length" with
         the number of slots that draft and the most tokens, and takes the result as the step's draft length.
-        "step_end" (ParallelStep, seconds) comes after every step. The loop holds its gate meanwhile.
+        "step_end" (ParallelStep, seconds) comes after every step. The loop holds its lock meanwhile.
         "text_begin" gets the number of a request before its prompt is read; what it raises refuses the
         request.
 
-        "prompt_graph" comes before each piece of a prompt. The callback gets the number of tokens to
+        "prompt_graph" comes before each chunk of a prompt. The callback gets the number of tokens to
         evaluate, and 0. It returns the tokens of the next graph, at most n_batch. If there is no memory for
         this graph, it is called again with its tokens in place of 0, and a smaller one is tried. The graphs
         of the context's n_ubatch are the last resort. "prompt_tail" comes when a prompt was evaluated.
@@ -1383,8 +1241,7 @@ class SlotTable:
 
     def __init__(self, layers: Sequence[tuple[int, int]], pool_slots: Sequence[int]) -> None:
         """Make an empty table; `layers` has (n_expert, pool) in the order in which layers run."""
-    @property
-    def n_held(self) -> int: ...
+    n_held: Final[int]
     def n_free(self, pool: int) -> int: ...
     def slot_of(self, layer: int, expert: int) -> int: ...
     def acquire(self, layer: int, expert: int) -> int: ...
@@ -1400,10 +1257,8 @@ class SlotTable:
 class Mask:
     """One version of a layer's ids mask, which lives as long as this object."""
 
-    @property
-    def version(self) -> int: ...
-    @property
-    def slot_of(self) -> list[int]: ...
+    version: Final[int]
+    slot_of: Final[list[int]]
 
 class Residency:
     """The slot table, masks and plan, driven step by step by one thread (core/residency.h)."""
@@ -1427,8 +1282,7 @@ class Residency:
     def note_used(self, layer: int, experts: Sequence[int]) -> None: ...
     def mask(self, layer: int) -> Mask: ...
     def slot_of(self, layer: int, expert: int) -> int: ...
-    @property
-    def settled(self) -> bool: ...
+    settled: Final[bool]
     def check_integrity(self) -> None: ...
 
 def share_out(n_slots: int, layers: Sequence[tuple[int, int]], n_pool: int) -> list[int]:
@@ -1467,5 +1321,5 @@ def pin_slices(
     at most `most` bytes together. All borders lie in weights.
     """
 
-def pinned_pieces(pinned: Sequence[tuple[int, int]], begin: int, bytes: int) -> list[tuple[int, int, bool]]:
+def pinned_slices(pinned: Sequence[tuple[int, int]], begin: int, bytes: int) -> list[tuple[int, int, bool]]:
     """Return (offset, bytes, is pinned) of the parts of a copy's source; no part crosses a border."""

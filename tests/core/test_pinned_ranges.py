@@ -60,7 +60,7 @@ def test_pieces(borders: list[int], begin: int, n_bytes: int) -> None:
     borders = sorted(borders)
     # Some ranges touch, and some do not.
     ranges = [pair for i, pair in enumerate(pairwise(borders)) if i % 3 != 1]
-    pieces = _core.pinned_pieces(ranges, begin, n_bytes)
+    pieces = _core.pinned_slices(ranges, begin, n_bytes)
     at = 0
     for offset, size, pinned in pieces:
         assert offset == at

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.engine.between_steps import BetweenSteps
+from spac.engine.loop_work import LoopWork
 from spac.engine.memory_budget import GROW_S, LOOK_S, Pressure
 from spac.errors import InputError
 
@@ -249,25 +249,25 @@ def test_pressure_does_not_shrink_and_grow_in_turn(frees):
 
 
 def test_work_of_other_threads_runs_after_the_step():
-    between, order = BetweenSteps(lambda: order.append("after")), []
-    other = threading.Thread(target=lambda: order.append(between.run(lambda: order.append("work") or "done")))
-    with between.gate:  # as the loop, while it computes
+    work, order = LoopWork(lambda: order.append("after")), []
+    other = threading.Thread(target=lambda: order.append(work.run(lambda: order.append("work") or "done")))
+    with work.lock:  # as the loop, while it computes
         other.start()
         other.join(0.1)
-        between.run(lambda: order.append("callback"))
+        work.run(lambda: order.append("callback"))
     other.join()
     assert order == ["callback", "work", "after", "done"]
 
 
 def test_a_fault_of_work_goes_to_its_thread():
-    between = BetweenSteps()
+    work = LoopWork()
 
     def fail():
         raise InputError("no")
 
     with ThreadPoolExecutor(1) as pool:
-        with between.gate:
-            failing = pool.submit(between.run, fail)
+        with work.lock:
+            failing = pool.submit(work.run, fail)
         with pytest.raises(InputError, match="no"):
             failing.result()
-    assert between.run(lambda: 1) == 1
+    assert work.run(lambda: 1) == 1

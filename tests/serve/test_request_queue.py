@@ -17,7 +17,7 @@ def test_the_order_is_that_of_arrival():
         queue, order = RequestQueue(5), []
 
         async def one(name):
-            await queue.turn()
+            await queue.enter()
             order.append(name)
             await asyncio.sleep(0)
             queue.leave()
@@ -31,11 +31,11 @@ def test_the_order_is_that_of_arrival():
 def test_nobody_may_wait():
     async def main():
         queue = RequestQueue(0)
-        await queue.turn()
+        await queue.enter()
         with pytest.raises(Full):
-            await queue.turn()
+            await queue.enter()
         queue.leave()
-        await queue.turn()
+        await queue.enter()
 
     asyncio.run(main())
 
@@ -48,7 +48,7 @@ def test_the_time_to_come_back_follows_what_requests_take(monkeypatch):
         nonlocal now
         queue = RequestQueue(0)
         for _ in range(30):
-            await queue.turn()
+            await queue.enter()
             now += 20
             queue.leave()
         return queue.retry_after_s()
@@ -71,7 +71,7 @@ def test_no_more_than_its_places_and_nobody_is_lost(actions, places):
 
         for action in actions:
             if action == "come":
-                task = asyncio.create_task(queue.turn())
+                task = asyncio.create_task(queue.enter())
                 await settle()
                 if len(tasks) == limit + places:
                     assert isinstance(task.exception(), Full)

@@ -67,14 +67,14 @@ struct Properties {
 // Memory of the pools: what was created, and what has an address. Handles and addresses are not used again as long as
 // they are known.
 struct Pools {
-    struct Piece {
+    struct Allocation {
         int    card;
         size_t bytes;
     };
 
-    std::mutex              mutex;
-    std::map<Handle, Piece> created;
-    std::map<Place, Piece>  mapped;
+    std::mutex                   mutex;
+    std::map<Handle, Allocation> created;
+    std::map<Place, Allocation>  mapped;
 };
 
 // Never destroyed, because pools are freed after main().

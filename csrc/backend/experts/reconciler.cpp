@@ -216,14 +216,14 @@ void Reconciler::start(std::vector<Residency::Load> loads) {
             const size_t  bytes = weights[w].bytes;
             const char *  data  = expert_data(weights[w], load.id.expert);
             ggml_tensor * slots = part_.storage->tensor(load.pool, static_cast<int>(w));
-            for (const auto & piece : owner_.pinned.pieces(data, bytes)) {
-                const char * from = data + piece.offset;
-                if (!piece.pinned && staged != nullptr) {
-                    staging_.copy(staged, from, piece.bytes);
-                    from = std::exchange(staged, staged + piece.bytes);
+            for (const auto & slice : owner_.pinned.slices(data, bytes)) {
+                const char * from = data + slice.offset;
+                if (!slice.pinned && staged != nullptr) {
+                    staging_.copy(staged, from, slice.bytes);
+                    from = std::exchange(staged, staged + slice.bytes);
                 }
-                ggml_backend_tensor_set_async(stream_.get(), slots, from, load.slot * bytes + piece.offset,
-                                              piece.bytes);
+                ggml_backend_tensor_set_async(stream_.get(), slots, from, load.slot * bytes + slice.offset,
+                                              slice.bytes);
             }
         }
     }

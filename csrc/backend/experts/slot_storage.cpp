@@ -87,41 +87,41 @@ size_t SlotStorage::bytes_of(ggml_backend_dev_t device, const std::vector<std::v
     return ggml_backend_alloc_ctx_tensors_from_buft_size(tensors.ctx_.get(), ggml_backend_dev_buffer_type(device));
 }
 
-std::vector<WeightTurn> turns_of(const std::vector<const ggml_tensor *> & weights, ggml_backend_buffer_type_t type) {
+std::vector<WeightStage> stages_of(const std::vector<const ggml_tensor *> & weights, ggml_backend_buffer_type_t type) {
     const size_t                            alignment = ggml_backend_buft_get_alignment(type);
     std::unordered_set<const ggml_tensor *> known;
-    std::vector<WeightTurn>                 turns;
+    std::vector<WeightStage>                stages;
     size_t                                  end = 0;
     for (const ggml_tensor * weight : weights) {
         const bool is_matrix = weight->ne[2] > 1;
-        if (!known.insert(weight).second || (turns.empty() && !is_matrix)) {
+        if (!known.insert(weight).second || (stages.empty() && !is_matrix)) {
             return {};
         }
         if (is_matrix) {
-            turns.emplace_back();
-            turns.back().first = static_cast<int>(known.size()) - 1;
-            end                = 0;
+            stages.emplace_back();
+            stages.back().first = static_cast<int>(known.size()) - 1;
+            end                 = 0;
         }
-        turns.back().weights.push_back(weight);
-        turns.back().offsets.push_back(end);
+        stages.back().weights.push_back(weight);
+        stages.back().offsets.push_back(end);
         end += padded(ggml_backend_buft_get_alloc_size(type, weight), alignment);
     }
-    return turns;
+    return stages;
 }
 
-size_t turn_bytes(const std::vector<WeightTurn> & turns, ggml_backend_buffer_type_t type) {
+size_t stage_bytes(const std::vector<WeightStage> & stages, ggml_backend_buffer_type_t type) {
     size_t bytes = 0;
-    for (const WeightTurn & turn : turns) {
-        bytes = std::max(bytes, turn.offsets.back() + ggml_backend_buft_get_alloc_size(type, turn.weights.back()));
+    for (const WeightStage & stage : stages) {
+        bytes = std::max(bytes, stage.offsets.back() + ggml_backend_buft_get_alloc_size(type, stage.weights.back()));
     }
     return padded(bytes, ggml_backend_buft_get_alignment(type));
 }
 
-bool turns_affordable(ggml_backend_dev_t device, size_t region_bytes) {
+bool stages_affordable(ggml_backend_dev_t device, size_t region_bytes) {
     // Regions up to this size are always affordable. A matrix of all experts has some hundred MiB in most models.
     constexpr size_t always = size_t{1} << 30;
     const size_t     size   = memory_of(device).size();
-    return WeightTurn::n_regions * region_bytes <= std::max(std::min(always, size / 3), size / 6);
+    return WeightStage::n_regions * region_bytes <= std::max(std::min(always, size / 3), size / 6);
 }
 
 } // namespace spac

@@ -48,10 +48,10 @@ class SlotStorage {
     std::vector<std::vector<ggml_tensor *>> tensors_;
 };
 
-// The turns of prefill streaming (prefill/prefill_runner.h). In each turn, one matrix of all experts passes through the
-// device, and the biases behind it. A turn has the weights that the device holds at the same time, and the nodes that
-// read them.
-struct WeightTurn {
+// The stages of prefill streaming (prefill/prefill_runner.h). In each stage, one matrix of all experts passes through
+// the device, and the biases behind it. A stage has the weights that the device holds at the same time, and the nodes
+// that read them.
+struct WeightStage {
     static constexpr int n_regions = 2; // regions of device memory: one is filled while the other is read
 
     std::vector<const ggml_tensor *> weights;   // in the store
@@ -62,11 +62,12 @@ struct WeightTurn {
     int                              region = 0;
 };
 
-// Returns the turns of a block's weights, without nodes and regions. It returns none if the chain cannot run in turns.
-std::vector<WeightTurn> turns_of(const std::vector<const ggml_tensor *> & weights, ggml_backend_buffer_type_t type);
-// Returns the bytes of a region that can hold each of these turns.
-size_t turn_bytes(const std::vector<WeightTurn> & turns, ggml_backend_buffer_type_t type);
+// Returns the stages of a block's weights, without nodes and regions. It returns none if the chain cannot run in
+// stages.
+std::vector<WeightStage> stages_of(const std::vector<const ggml_tensor *> & weights, ggml_backend_buffer_type_t type);
+// Returns the bytes of a region that can hold each of these stages.
+size_t stage_bytes(const std::vector<WeightStage> & stages, ggml_backend_buffer_type_t type);
 // Returns true if the regions are small beside the device's memory, most of which is for slots.
-bool turns_affordable(ggml_backend_dev_t device, size_t region_bytes);
+bool stages_affordable(ggml_backend_dev_t device, size_t region_bytes);
 
 } // namespace spac

@@ -156,9 +156,9 @@ size_t ModelExperts::stream_bytes_locked(int device) const {
         for (const ExpertWeight & weight : layer.weights) {
             weights.push_back(weight.tensor);
         }
-        bytes = std::max(bytes, turn_bytes(turns_of(weights, type), type));
+        bytes = std::max(bytes, stage_bytes(stages_of(weights, type), type));
     }
-    return turns_affordable(on, bytes) ? WeightTurn::n_regions * bytes : 0;
+    return stages_affordable(on, bytes) ? WeightStage::n_regions * bytes : 0;
 }
 
 // Returns the bytes of the masks' tables on a device, for two contexts: the target's, and one that drafts with the

@@ -152,10 +152,10 @@ struct SplitBlock {
     ggml_context_ptr                 draft_ctx;
     Part                             draft_nodes;
 
-    // Prefill streaming: the lookups ahead of the block's turns, and the turns.
-    ggml_context_ptr           turn_ctx;
-    std::vector<ggml_tensor *> turn_head;
-    std::vector<WeightTurn>    turns;
+    // Prefill streaming: the lookups ahead of the block's stages, and the stages.
+    ggml_context_ptr           stage_ctx;
+    std::vector<ggml_tensor *> stage_head;
+    std::vector<WeightStage>   stages;
 
     // Adds the host's rows to the block's output: out + rows, where one of the two is zero in every row. All rows are
     // sent, so that the join has one shape and can be queued before the host knows its rows. (A sum with zero is exact
@@ -193,15 +193,15 @@ struct SplitGraph {
     Part                                     tail;         // the dense nodes behind the last block
     Part                                     joined_tail;  // the last block's join, and then `tail`
 
-    // All turns of its blocks, in order. They were made for batches of at least `turn_tokens` tokens, and for the
-    // weight stream with number `turn_generation`.
-    struct BlockTurn {
-        const SplitBlock * block;
-        const WeightTurn * turn;
+    // All stages of its blocks, in order. They were made for batches of at least `stage_tokens` tokens, and for the
+    // weight stream with number `stage_generation`.
+    struct BlockStage {
+        const SplitBlock *  block;
+        const WeightStage * stage;
     };
-    std::vector<BlockTurn> turns;
-    int                    turn_tokens     = 0;
-    uint64_t               turn_generation = 0;
+    std::vector<BlockStage> stages;
+    int                     stage_tokens     = 0;
+    uint64_t                stage_generation = 0;
 };
 
 // Bytes of host memory and of device memory for a graph's blocks.

@@ -38,7 +38,7 @@ void PrefillRunner::reserve(const std::vector<Block> & blocks) {
     for (const Block & block : blocks) {
         const int n_tokens = experts_of(block.weights.front())->stream_tokens();
         if (block.splittable && n_tokens > 0 && block.n_tokens() >= n_tokens) {
-            bytes = std::max(bytes, turn_bytes(turns_of(block.weights, type), type));
+            bytes = std::max(bytes, stage_bytes(stages_of(block.weights, type), type));
         }
     }
     if (bytes > 0 && !refuses()) {
@@ -57,14 +57,14 @@ bool PrefillRunner::use(SplitGraph & g, ggml_backend_buffer_t scratch) {
         refuses()) {
         return false;
     }
-    if (g.turn_tokens != n_tokens || g.turn_generation != generation_ || !weights_) {
+    if (g.stage_tokens != n_tokens || g.stage_generation != generation_ || !weights_) {
         stream_.synchronize(); // launches under way read the nodes that are replaced
-        if (!make_turns(g, n_tokens, scratch)) {
+        if (!make_stages(g, n_tokens, scratch)) {
             return false;
         }
     }
     next_ = 0;
-    return !g.turns.empty();
+    return !g.stages.empty();
 }
 
 void PrefillRunner::end() {
@@ -118,13 +118,13 @@ bool PrefillRunner::make_stream(size_t region_bytes, const std::shared_ptr<Model
     weights_.reset();
     held_.reset();
     std::string why;
-    if (!turns_affordable(stream_.device(), region_bytes)) {
+    if (!stages_affordable(stream_.device(), region_bytes)) {
         why = std::string("the experts of a layer are too large to pass through ") +
               ggml_backend_dev_name(stream_.device());
     } else {
         try {
             weights_ = std::make_unique<WeightStream>(stream_, region_bytes);
-            held_    = experts->hold_stream(stream_.device(), WeightTurn::n_regions * region_bytes);
+            held_    = experts->hold_stream(stream_.device(), WeightStage::n_regions * region_bytes);
         } catch (const Error & error) {
             weights_.reset(); // its regions, if it was made
             why = error.what();
@@ -138,65 +138,65 @@ bool PrefillRunner::make_stream(size_t region_bytes, const std::shared_ptr<Model
     return weights_ != nullptr;
 }
 
-bool PrefillRunner::make_turns(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch) {
+bool PrefillRunner::make_stages(SplitGraph & g, int n_tokens, ggml_backend_buffer_t scratch) {
     ggml_backend_buffer_type_t type = stream_.buffer_type();
     const auto large = [&](const SplitBlock & b) { return b.block.splittable && b.block.n_tokens() >= n_tokens; };
     size_t     bytes = 0;
     for (const auto & b : g.blocks) {
-        bytes = std::max(bytes, large(*b) ? turn_bytes(turns_of(b->block.weights, type), type) : 0);
+        bytes = std::max(bytes, large(*b) ? stage_bytes(stages_of(b->block.weights, type), type) : 0);
     }
     if (!make_stream(bytes, g.blocks.front()->experts)) {
         return false;
     }
-    g.turns.clear();
-    g.turn_tokens     = n_tokens;
-    g.turn_generation = generation_;
+    g.stages.clear();
+    g.stage_tokens     = n_tokens;
+    g.stage_generation = generation_;
     for (size_t k = 0; k < g.blocks.size(); ++k) {
         SplitBlock & b = *g.blocks[k];
-        b.turns.clear();
+        b.stages.clear();
         if (large(b)) {
-            prepare(b, g.staging[k], scratch, static_cast<int>(g.turns.size()));
-            for (const WeightTurn & turn : b.turns) {
-                g.turns.push_back({&b, &turn});
+            prepare(b, g.staging[k], scratch, static_cast<int>(g.stages.size()));
+            for (const WeightStage & stage : b.stages) {
+                g.stages.push_back({&b, &stage});
             }
         }
     }
     return true;
 }
 
-// Makes the turns of a block, the first of them in region `region`. It makes none if the device cannot run them.
+// Makes the stages of a block, the first of them in region `region`. It makes none if the device cannot run them.
 void PrefillRunner::prepare(SplitBlock & b, const Staging & s, ggml_backend_buffer_t scratch, int region) {
     const Block & block = b.block;
-    b.turn_head.clear();
-    b.turns = turns_of(block.weights, stream_.buffer_type());
-    b.turn_ctx.reset(
+    b.stage_head.clear();
+    b.stages = stages_of(block.weights, stream_.buffer_type());
+    b.stage_ctx.reset(
         ggml_init({(block.chain.size() + block.weights.size() + 4 * block.scales.size() + 1) * ggml_tensor_overhead(),
                    nullptr, true}));
-    ggml_context * ctx = b.turn_ctx.get();
+    ggml_context * ctx = b.stage_ctx.get();
 
-    NodeMap                                               map;
-    std::unordered_map<const ggml_tensor *, WeightTurn *> turn_of;
-    for (WeightTurn & turn : b.turns) {
-        weights_->place(ctx, turn, region++ % WeightTurn::n_regions);
-        for (size_t i = 0; i < turn.weights.size(); ++i) {
-            map[turn.weights[i]]     = turn.staged[i];
-            turn_of[turn.weights[i]] = &turn;
+    NodeMap                                                map;
+    std::unordered_map<const ggml_tensor *, WeightStage *> stage_of;
+    for (WeightStage & stage : b.stages) {
+        weights_->place(ctx, stage, region++ % WeightStage::n_regions);
+        for (size_t i = 0; i < stage.weights.size(); ++i) {
+            map[stage.weights[i]]      = stage.staged[i];
+            stage_of[stage.weights[i]] = &stage;
         }
     }
-    add_device_scales(ctx, b, s, scratch, nullptr, map, b.turn_head);
-    bool can = addressable(block) && std::all_of(b.turn_head.begin(), b.turn_head.end(), [&](const ggml_tensor * node) {
-                   return ggml_backend_supports_op(stream_.backend(), node);
-               });
+    add_device_scales(ctx, b, s, scratch, nullptr, map, b.stage_head);
+    bool can = addressable(block) &&
+               std::all_of(b.stage_head.begin(), b.stage_head.end(),
+                           [&](const ggml_tensor * node) { return ggml_backend_supports_op(stream_.backend(), node); });
 
-    WeightTurn * now = b.turns.empty() ? nullptr : &b.turns.front();
+    WeightStage * now = b.stages.empty() ? nullptr : &b.stages.front();
     for (size_t i = 0; i < block.chain.size() && can && now != nullptr; ++i) {
-        const auto turn = turn_of.find(store_weight(block.chain[i]));
-        now             = turn != turn_of.end() ? turn->second : now;
+        const auto stage = stage_of.find(store_weight(block.chain[i]));
+        now              = stage != stage_of.end() ? stage->second : now;
         now->nodes.push_back(copy_node(ctx, block.chain[i], map));
         can = ggml_backend_supports_op(stream_.backend(), now->nodes.back());
     }
     if (!can) {
-        b.turns.clear();
+        b.stages.clear();
     }
 }
 
@@ -204,9 +204,9 @@ ggml_status PrefillRunner::run(const SplitBlock & b, const SplitGraph & g, const
     auto &    counters = b.experts->counters;
     SpanScope block(b.experts->tracer(), Activity::layer, b.layer);
     block.span.count = b.block.n_tokens();
-    const auto fill  = [&](size_t turn) {
+    const auto fill  = [&](size_t stage) {
         const Timer timer(counters.queue_ns);
-        weights_->fill(*g.turns[turn].turn, *g.turns[turn].block->experts, g.turns[turn].block->layer);
+        weights_->fill(*g.stages[stage].stage, *g.stages[stage].block->experts, g.stages[stage].block->layer);
     };
     if (next_ == 0) {
         fill(0);
@@ -214,14 +214,14 @@ ggml_status PrefillRunner::run(const SplitBlock & b, const SplitGraph & g, const
     ggml_status status = stream_.launch(b, b.before, graph);
     if (status == GGML_STATUS_SUCCESS) {
         fetch_tail(b, g.blocks.size());
-        status = stream_.launch(b, b.turn_head, graph);
+        status = stream_.launch(b, b.stage_head, graph);
     }
-    for (size_t i = 0; i < b.turns.size() && status == GGML_STATUS_SUCCESS; ++i) {
-        weights_->wait_filled(b.turns[i], stream_);
+    for (size_t i = 0; i < b.stages.size() && status == GGML_STATUS_SUCCESS; ++i) {
+        weights_->wait_filled(b.stages[i], stream_);
         stream_.record_device_part(b);
-        status = stream_.launch(b, b.turns[i].nodes, graph);
-        weights_->note_read(b.turns[i], stream_);
-        if (++next_ < g.turns.size()) {
+        status = stream_.launch(b, b.stages[i].nodes, graph);
+        weights_->note_read(b.stages[i], stream_);
+        if (++next_ < g.stages.size()) {
             fill(next_); // a copy from pageable memory may wait, but the device is at work already
         }
     }

@@ -48,15 +48,15 @@ WeightStream::WeightStream(const ComputeStream & compute, size_t region_bytes)
         }
     }
     ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(device);
-    buffer_.reset(ggml_backend_buft_alloc_buffer(type, WeightTurn::n_regions * region_bytes));
+    buffer_.reset(ggml_backend_buft_alloc_buffer(type, WeightStage::n_regions * region_bytes));
     if (!buffer_) {
         throw MemoryError(std::string("device ") + ggml_backend_dev_name(device) + " has no room for " +
-                          std::to_string((WeightTurn::n_regions * region_bytes) >> 20) +
+                          std::to_string((WeightStage::n_regions * region_bytes) >> 20) +
                           " MiB of experts on their way");
     }
     ggml_backend_buffer_clear(buffer_.get(), 0);
     ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    for (int r = 0; r < WeightTurn::n_regions; ++r) {
+    for (int r = 0; r < WeightStage::n_regions; ++r) {
         regions_[r].base = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get())) + r * region_bytes;
     }
 }
@@ -77,14 +77,14 @@ void WeightStream::end() {
     spans_.clear();
 }
 
-void WeightStream::place(ggml_context * ctx, WeightTurn & turn, int region) {
-    turn.region = region;
-    turn.staged.clear();
-    for (size_t i = 0; i < turn.weights.size(); ++i) {
-        ggml_tensor * staged = ggml_new_tensor(ctx, turn.weights[i]->type, GGML_MAX_DIMS, turn.weights[i]->ne);
-        staged->data         = regions_[region].base + turn.offsets[i];
+void WeightStream::place(ggml_context * ctx, WeightStage & stage, int region) {
+    stage.region = region;
+    stage.staged.clear();
+    for (size_t i = 0; i < stage.weights.size(); ++i) {
+        ggml_tensor * staged = ggml_new_tensor(ctx, stage.weights[i]->type, GGML_MAX_DIMS, stage.weights[i]->ne);
+        staged->data         = regions_[region].base + stage.offsets[i];
         staged->buffer       = buffer_.get();
-        turn.staged.push_back(staged);
+        stage.staged.push_back(staged);
         const size_t padding = ggml_backend_buffer_get_alloc_size(buffer_.get(), staged) - ggml_nbytes(staged);
         need_zeros(padding);
     }
@@ -109,25 +109,25 @@ struct WeightStream::Slots {
     int                                pool = 0;
 };
 
-void WeightStream::fill(const WeightTurn & turn, ModelExperts & experts, int layer) {
+void WeightStream::fill(const WeightStage & stage, ModelExperts & experts, int layer) {
     const auto now = experts.snapshot(layer);
     Slots      slots;
     if (now.mask != nullptr && !now.mask->none()) {
         slots = {now.mask->slot_of, now.storage, experts.pool_of(layer)};
         held_.push_back(now.mask);
     }
-    Region & region = regions_[turn.region];
+    Region & region = regions_[stage.region];
     filled_         = true;
     ggml_backend_event_wait(stream_.get(), region.read.get());
     const auto recorded = begin_span(experts, layer);
     Moved      sum;
-    for (size_t i = 0; i < turn.weights.size(); ++i) {
+    for (size_t i = 0; i < stage.weights.size(); ++i) {
         const Moved moved =
-            copy_weight(*turn.weights[i], *turn.staged[i], slots, turn.first + static_cast<int>(i), experts.pinned);
+            copy_weight(*stage.weights[i], *stage.staged[i], slots, stage.first + static_cast<int>(i), experts.pinned);
         sum.uploaded += moved.uploaded;
         sum.copied += moved.copied;
         sum.staged += moved.staged;
-        clear_padding(*turn.staged[i]);
+        clear_padding(*stage.staged[i]);
     }
     end_span(recorded, sum);
     ggml_backend_event_record(region.filled.get(), stream_.get());
@@ -163,12 +163,12 @@ WeightStream::Moved WeightStream::copy_weight(const ggml_tensor & weight, ggml_t
     Moved         moved;
     const auto    over_link = [&](size_t offset, size_t bytes) {
         const char * data = static_cast<const char *>(weight.data) + offset;
-        for (const auto & piece : pinned.pieces(data, bytes)) {
-            const char * from = data + piece.offset;
-            if (piece.pinned) {
-                ggml_backend_tensor_set_async(stream_.get(), &staged, from, offset + piece.offset, piece.bytes);
+        for (const auto & slice : pinned.slices(data, bytes)) {
+            const char * from = data + slice.offset;
+            if (slice.pinned) {
+                ggml_backend_tensor_set_async(stream_.get(), &staged, from, offset + slice.offset, slice.bytes);
             } else {
-                moved.staged += upload(staged, from, offset + piece.offset, piece.bytes);
+                moved.staged += upload(staged, from, offset + slice.offset, slice.bytes);
             }
         }
         moved.uploaded += bytes;
@@ -253,8 +253,8 @@ void WeightStream::end_span(const std::shared_ptr<Recorded> & recorded, const Mo
     }
 }
 
-void WeightStream::wait_filled(const WeightTurn & turn, ComputeStream & compute) {
-    ggml_backend_event_wait(compute.backend(), regions_[turn.region].filled.get());
+void WeightStream::wait_filled(const WeightStage & stage, ComputeStream & compute) {
+    ggml_backend_event_wait(compute.backend(), regions_[stage.region].filled.get());
     // U works in order, so earlier fills end before this one
     for (auto & mask : held_) {
         compute.hold(std::move(mask));
@@ -266,8 +266,8 @@ void WeightStream::wait_filled(const WeightTurn & turn, ComputeStream & compute)
     spans_.clear();
 }
 
-void WeightStream::note_read(const WeightTurn & turn, ComputeStream & compute) {
-    ggml_backend_event_record(regions_[turn.region].read.get(), compute.backend());
+void WeightStream::note_read(const WeightStage & stage, ComputeStream & compute) {
+    ggml_backend_event_record(regions_[stage.region].read.get(), compute.backend());
 }
 
 } // namespace spac

@@ -15,7 +15,7 @@
 
 namespace spac {
 
-struct LentDevice {
+struct ServedDevice {
     std::string name;
     std::string description;
     size_t      free;  // bytes
@@ -29,7 +29,7 @@ class RpcServer : NotCopied {
     RpcServer(const std::vector<std::string> & devices, int n_threads, const std::string & cache);
     ~RpcServer();
 
-    std::vector<LentDevice> devices() const;
+    std::vector<ServedDevice> devices() const;
 
     // Serves the client at the other end of a connected socket until it leaves or the socket is shut down, and closes
     // the socket. The client's memory is free then. There is one client at a time. Throws InputError for a message that

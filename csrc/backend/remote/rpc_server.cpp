@@ -86,15 +86,15 @@ RpcServer::RpcServer(const std::vector<std::string> & devices, int n_threads, co
 
 RpcServer::~RpcServer() = default;
 
-std::vector<LentDevice> RpcServer::devices() const {
-    std::vector<LentDevice> lent;
+std::vector<ServedDevice> RpcServer::devices() const {
+    std::vector<ServedDevice> served;
     for (ggml_backend_t backend : impl_->backends) {
         ggml_backend_dev_t device = ggml_backend_get_device(backend);
-        LentDevice         each{ggml_backend_dev_name(device), ggml_backend_dev_description(device), 0, 0};
+        ServedDevice       each{ggml_backend_dev_name(device), ggml_backend_dev_description(device), 0, 0};
         ggml_backend_dev_memory(device, &each.free, &each.total);
-        lent.push_back(each);
+        served.push_back(each);
     }
-    return lent;
+    return served;
 }
 
 void RpcServer::serve(int fd) const {

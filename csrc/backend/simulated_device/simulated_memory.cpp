@@ -148,7 +148,7 @@ void simulated_unregister(void * begin) {
 }
 
 void simulated_check_source(const void * data, size_t bytes) {
-    GGML_ASSERT(registered().ranges.pieces(data, bytes).size() <= 1 && "a copy's source is registered in part");
+    GGML_ASSERT(registered().ranges.slices(data, bytes).size() <= 1 && "a copy's source is registered in part");
 }
 
 void simulated_memory(const SimulatedDevice & device, size_t * free, size_t * total) {

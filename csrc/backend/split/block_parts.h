@@ -128,7 +128,7 @@ class HostPart : NotCopied {
 
     bool                          share_cores_;
     std::shared_ptr<HostThreads>  threads_; // null before the first graph
-    std::vector<EarlyRows::Piece> early_;
+    std::vector<EarlyRows::Range> early_;
     std::vector<int32_t>          early_ids_; // whose rows are read
     int                           n_threads_ = 1;
 };

@@ -24,26 +24,26 @@ EarlyRows::EarlyRows() {
     ggml_build_forward_expand(graph_, out);
 }
 
-size_t EarlyRows::read(ggml_backend_t cpu, const std::vector<Piece> & pieces, const std::function<bool()> & arrived) {
-    if (pieces.empty() || arrived()) {
+size_t EarlyRows::read(ggml_backend_t cpu, const std::vector<Range> & ranges, const std::function<bool()> & arrived) {
+    if (ranges.empty() || arrived()) {
         return 0;
     }
-    pieces_  = &pieces;
+    ranges_  = &ranges;
     arrived_ = &arrived;
     n_read_  = 0;
     ggml_backend_graph_compute(cpu, graph_);
     return n_read_;
 }
 
-// Reads one thread's part of every piece.
+// Reads one thread's part of every range.
 void EarlyRows::read_part(ggml_tensor * /*out*/, const ggml_tensor * /*in*/, int ith, int nth, void * early_rows) {
     auto &       self = *static_cast<EarlyRows *>(early_rows);
     const auto   i = static_cast<size_t>(ith), n = static_cast<size_t>(nth);
     size_t       n_read = 0;
-    const auto & pieces = *self.pieces_;
-    std::all_of(pieces.begin(), pieces.end(), [&](const Piece & piece) {
-        const char * const end = piece.begin + piece.size * (i + 1) / n;
-        for (const char * at = piece.begin + piece.size * i / n; at < end;) {
+    const auto & ranges = *self.ranges_;
+    std::all_of(ranges.begin(), ranges.end(), [&](const Range & range) {
+        const char * const end = range.begin + range.size * (i + 1) / n;
+        for (const char * at = range.begin + range.size * i / n; at < end;) {
             if ((*self.arrived_)()) {
                 return false;
             }

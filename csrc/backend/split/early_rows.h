@@ -18,7 +18,7 @@ namespace spac {
 
 class EarlyRows : NotCopied {
   public:
-    struct Piece {
+    struct Range {
         const char * begin;
         size_t       size; // bytes
     };
@@ -26,16 +26,16 @@ class EarlyRows : NotCopied {
     // Throws MemoryError.
     EarlyRows();
 
-    // Reads pieces in their order, with all threads of a CPU backend, until `arrived` returns true or all is read. Any
+    // Reads ranges in their order, with all threads of a CPU backend, until `arrived` returns true or all is read. Any
     // thread calls `arrived`. Returns the number of bytes that were read.
-    size_t read(ggml_backend_t cpu, const std::vector<Piece> & pieces, const std::function<bool()> & arrived);
+    size_t read(ggml_backend_t cpu, const std::vector<Range> & ranges, const std::function<bool()> & arrived);
 
   private:
     static void read_part(ggml_tensor * out, const ggml_tensor * in, int ith, int nth, void * early_rows);
 
     ggml_context_ptr              ctx_;
     ggml_cgraph *                 graph_   = nullptr; // one node, which every thread computes
-    const std::vector<Piece> *    pieces_  = nullptr; // of the call under way
+    const std::vector<Range> *    ranges_  = nullptr; // of the call under way
     const std::function<bool()> * arrived_ = nullptr;
     std::atomic<size_t>           n_read_{0};
 };

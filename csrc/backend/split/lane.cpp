@@ -27,10 +27,10 @@ Lane::Lane(int n_threads) : parts_(std::make_unique<Parts>(n_threads)) {
 
 Lane::~Lane() = default;
 
-std::pair<size_t, double> Lane::run(const std::vector<std::pair<uintptr_t, size_t>> & pieces, double wait_s,
+std::pair<size_t, double> Lane::run(const std::vector<std::pair<uintptr_t, size_t>> & ranges, double wait_s,
                                     uintptr_t graph) {
-    std::vector<EarlyRows::Piece> rows;
-    for (const auto & [at, size] : pieces) {
+    std::vector<EarlyRows::Range> rows;
+    for (const auto & [at, size] : ranges) {
         rows.push_back({reinterpret_cast<const char *>(at), size});
     }
     const auto   wait_ns = static_cast<int64_t>(wait_s * 1e9);

@@ -18,9 +18,9 @@ class Lane : NotCopied {
     explicit Lane(int n_threads);
     ~Lane();
 
-    // Waits for so many seconds and reads pieces (address, bytes) meanwhile. Then computes a ggml_cgraph. Returns the
+    // Waits for so many seconds and reads ranges (address, bytes) meanwhile. Then computes a ggml_cgraph. Returns the
     // bytes that were read, and the seconds of computing. Throws DeviceError.
-    std::pair<size_t, double> run(const std::vector<std::pair<uintptr_t, size_t>> & pieces, double wait_s,
+    std::pair<size_t, double> run(const std::vector<std::pair<uintptr_t, size_t>> & ranges, double wait_s,
                                   uintptr_t graph);
 
   private:

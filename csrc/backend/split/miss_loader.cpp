@@ -93,9 +93,9 @@ void MissLoader::copy(const ModelExperts & experts, const ModelExperts::Misses &
             bytes_ += bytes;
             const char *  data  = static_cast<const char *>(weights[w].tensor->data) + load.id.expert * bytes;
             ggml_tensor * slots = misses.storage->tensor(load.pool, static_cast<int>(w));
-            for (const auto & piece : experts.pinned.pieces(data, bytes)) { // the driver stages pageable pieces itself
-                ggml_backend_tensor_set_async(copies_.get(), slots, data + piece.offset,
-                                              load.slot * bytes + piece.offset, piece.bytes);
+            for (const auto & slice : experts.pinned.slices(data, bytes)) { // the driver stages pageable slices itself
+                ggml_backend_tensor_set_async(copies_.get(), slots, data + slice.offset,
+                                              load.slot * bytes + slice.offset, slice.bytes);
             }
         }
     }

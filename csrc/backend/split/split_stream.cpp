@@ -12,17 +12,17 @@ namespace {
 // Most blocks that are queued ahead of the host's part. Masks that are not late are up to as many blocks old.
 constexpr size_t most_ahead = 8;
 
-// Returns true if each block either has staging or runs in turns.
-bool runs_in_turns(const SplitGraph & g) {
+// Returns true if each block either has staging or runs in stages.
+bool runs_in_stages(const SplitGraph & g) {
     return std::all_of(g.blocks.begin(), g.blocks.end(),
-                       [](const auto & b) { return b->block.is_staged || !b->turns.empty(); });
+                       [](const auto & b) { return b->block.is_staged || !b->stages.empty(); });
 }
 
 } // namespace
 
 SplitStream::SplitStream(ggml_backend_dev_t device)
     : stream_(device), graphs_(stream_), host_(stream_.capabilities().shares_host_cores), device_(stream_),
-      loader_(stream_), turns_(stream_) {}
+      loader_(stream_), prefill_(stream_) {}
 
 SplitStream::~SplitStream() {
     synchronize();
@@ -48,8 +48,8 @@ void SplitStream::synchronize() {
 void SplitStream::finish_queued() {
     stream_.synchronize();
     loader_.finish();
-    turns_.end();
-    turns_.note_tails();
+    prefill_.end();
+    prefill_.note_tails();
     count_late();
 }
 
@@ -74,7 +74,7 @@ bool SplitStream::plan(const ggml_cgraph * graph) {
         synchronize(); // the staging that has their ids may be replaced
     }
     graphs_.reserve(blocks);
-    turns_.reserve(blocks);
+    prefill_.reserve(blocks);
     return !blocks.empty();
 }
 
@@ -95,73 +95,74 @@ ggml_status SplitStream::run(ggml_cgraph * graph) {
         return run_draft(*found, graph);
     }
     const bool rehearses = found->blocks.front()->experts->rehearses;
-    bool       turns     = !rehearses && turns_.use(*found, graphs_.scratch());
-    if (!found->is_staged && !(turns && runs_in_turns(*found))) {
-        found = &graphs_.get_staged(graph);
-        turns = !rehearses && turns_.use(*found, graphs_.scratch());
+    bool       stages    = !rehearses && prefill_.use(*found, graphs_.scratch());
+    if (!found->is_staged && !(stages && runs_in_stages(*found))) {
+        found  = &graphs_.get_staged(graph);
+        stages = !rehearses && prefill_.use(*found, graphs_.scratch());
     }
     SplitGraph & g         = *found;
     const auto   computing = host_.start(*g.blocks.front()->experts);
-    Course       course{&g, graph};
-    course.turns  = turns;
-    loads_        = !turns && MissLoader::loads(g);
-    ahead_        = !turns && can_go_ahead(g);
-    late_masks_   = ahead_ && g.distance > 0;
-    early_        = ahead_ && g.blocks.front()->experts->reads_early;
-    join_pending_ = false;
-    at_gate_      = nullptr;
+    GraphRun     graph_run{&g, graph};
+    graph_run.stages = stages;
+    loads_           = !stages && MissLoader::loads(g);
+    ahead_           = !stages && can_go_ahead(g);
+    late_masks_      = ahead_ && g.distance > 0;
+    early_           = ahead_ && g.blocks.front()->experts->reads_early;
+    join_pending_    = false;
+    at_gate_         = nullptr;
     if (early_) {
         host_.begin_early(g);
     }
     if (ahead_) {
-        run_ahead(course);
+        run_ahead(graph_run);
     } else {
-        run_blocks(course);
+        run_blocks(graph_run);
     }
-    if (course.counted >= 0 && course.status == GGML_STATUS_SUCCESS) {
-        g.blocks.front()->experts->end_step(this, course.counted, course.last);
+    if (graph_run.counted >= 0 && graph_run.status == GGML_STATUS_SUCCESS) {
+        g.blocks.front()->experts->end_step(this, graph_run.counted, graph_run.last);
     }
-    return course.status;
+    return graph_run.status;
 }
 
-// Queues all blocks from course.next on, and serves them if they are not queued ahead. With `until_job`, it returns at
-// the first gate.
-void SplitStream::run_blocks(Course & course, bool until_job) {
-    SplitGraph & g = *course.g;
-    for (; course.next < g.blocks.size() && course.status == GGML_STATUS_SUCCESS; ++course.next) {
+// Queues all blocks from graph_run.next on, and serves them if they are not queued ahead. With `until_job`, it returns
+// at the first gate.
+void SplitStream::run_blocks(GraphRun & graph_run, bool until_job) {
+    SplitGraph & g = *graph_run.g;
+    for (; graph_run.next < g.blocks.size() && graph_run.status == GGML_STATUS_SUCCESS; ++graph_run.next) {
         if (until_job && at_gate_ != nullptr) {
             return;
         }
         pass_gate();
         if (ahead_ && jobs_.cancelled()) {
-            course.status = GGML_STATUS_FAILED;
+            graph_run.status = GGML_STATUS_FAILED;
             return;
         }
         if (abort_ != nullptr && abort_(abort_data_)) {
-            course.status = GGML_STATUS_ABORTED;
+            graph_run.status = GGML_STATUS_ABORTED;
             return;
         }
-        SplitBlock & b = *g.blocks[course.next];
+        SplitBlock & b = *g.blocks[graph_run.next];
         const bool   counts =
             b.layer >= 0 && !b.experts->rehearses && b.experts->demand.counts(b.block.n_used(), g.n_tokens, b.n_expert);
         if (counts) {
-            course.counted = course.counted < 0 ? b.layer : course.counted;
-            course.last    = b.layer;
+            graph_run.counted = graph_run.counted < 0 ? b.layer : graph_run.counted;
+            graph_run.last    = b.layer;
         }
-        if (course.turns && !b.turns.empty()) {
+        if (graph_run.stages && !b.stages.empty()) {
             if (std::exchange(join_pending_, false)) {
-                course.status = stream_.launch(b, {g.blocks[course.next - 1]->join}, course.graph);
+                graph_run.status = stream_.launch(b, {g.blocks[graph_run.next - 1]->join}, graph_run.graph);
             }
-            course.status = course.status == GGML_STATUS_SUCCESS ? turns_.run(b, g, course.graph) : course.status;
+            graph_run.status =
+                graph_run.status == GGML_STATUS_SUCCESS ? prefill_.run(b, g, graph_run.graph) : graph_run.status;
         } else {
-            course.status = run_block(b, g.staging[course.next], course.graph, counts);
+            graph_run.status = run_block(b, g.staging[graph_run.next], graph_run.graph, counts);
         }
     }
-    if (course.status != GGML_STATUS_SUCCESS || (until_job && at_gate_ != nullptr)) {
+    if (graph_run.status != GGML_STATUS_SUCCESS || (until_job && at_gate_ != nullptr)) {
         return;
     }
     pass_gate();
-    course.status = launch_dense(*g.blocks.back(), g.tail, g.joined_tail, course.graph);
+    graph_run.status = launch_dense(*g.blocks.back(), g.tail, g.joined_tail, graph_run.graph);
 }
 
 SplitStream::Side SplitStream::side_of(SplitBlock & b, const Staging & s, const ModelExperts::Snapshot & now) {

@@ -87,10 +87,10 @@ class SplitStream : NotCopied {
     };
 
     // A graph under way: the next block to queue, and the status.
-    struct Course {
+    struct GraphRun {
         SplitGraph *        g;
         const ggml_cgraph * graph;
-        bool                turns   = false; // blocks of large batches run in turns
+        bool                stages  = false; // blocks of large batches run in stages
         size_t              next    = 0;     // next block to queue; behind the last block, the last dense nodes
         int                 counted = -1;    // the first layer that counts as demand; -1: none
         int                 last    = -1;    // the last one
@@ -101,8 +101,8 @@ class SplitStream : NotCopied {
     ggml_status run_draft(SplitGraph & g, const ggml_cgraph * graph);
     ggml_status run_on_copies(SplitBlock & b, const std::shared_ptr<const DraftCopies> & copies,
                               const ggml_cgraph * graph, bool counts);
-    void        run_blocks(Course & course, bool until_job = false);
-    void        run_ahead(Course & course);
+    void        run_blocks(GraphRun & graph_run, bool until_job = false);
+    void        run_ahead(GraphRun & graph_run);
     ggml_status serve_jobs(HostJob & last);
     ggml_status serve(const HostJob & job);
     void        account(const HostJob & job);
@@ -136,7 +136,7 @@ class SplitStream : NotCopied {
     HostPart      host_;
     DevicePart    device_;
     MissLoader    loader_;
-    PrefillRunner turns_;
+    PrefillRunner prefill_;
     HandOff       jobs_;
 
     const std::shared_ptr<StreamTap> tap_ = tap_for_context(); // null: this context has no tap

@@ -14,20 +14,21 @@ namespace spac {
 
 // Runs a graph ahead. This thread queues the work up to the first gate. The helper queues all later work, while this
 // thread serves the host's parts.
-void SplitStream::run_ahead(Course & course) {
-    run_blocks(course, true);
+void SplitStream::run_ahead(GraphRun & graph_run) {
+    run_blocks(graph_run, true);
     if (at_gate_ == nullptr) {
         return; // the graph has ended or failed without a job
     }
     struct Launch {
-        Course             course;
+        GraphRun           graph_run;
         std::exception_ptr thrown;
     };
-    const auto launch = std::make_shared<Launch>(Launch{course, nullptr}); // shared, since a helper that hangs keeps it
+    const auto launch =
+        std::make_shared<Launch>(Launch{graph_run, nullptr}); // shared, since a helper that hangs keeps it
     jobs_.start([this, launch] {
         stream_.set_ahead(true);
         try {
-            run_blocks(launch->course);
+            run_blocks(launch->graph_run);
         } catch (...) {
             launch->thrown = std::current_exception();
         }
@@ -39,14 +40,14 @@ void SplitStream::run_ahead(Course & course) {
         status = serve_jobs(last);
     } catch (const Overdue & why) {
         give_up(last, why);
-        course.status = GGML_STATUS_FAILED;
+        graph_run.status = GGML_STATUS_FAILED;
         return;
     }
-    course = launch->course;
+    graph_run = launch->graph_run;
     if (launch->thrown != nullptr) {
         std::rethrow_exception(launch->thrown);
     }
-    course.status = course.status == GGML_STATUS_SUCCESS ? status : course.status;
+    graph_run.status = graph_run.status == GGML_STATUS_SUCCESS ? status : graph_run.status;
 }
 
 // Serves all jobs of the helper. `last` is the job under way, or the last one that was served.

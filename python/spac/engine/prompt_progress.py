@@ -1,7 +1,7 @@
 """The progress of the prompt that is being read, and the time that is left.
 
 The loop reports after each batch of a prompt, which may be one graph of thousands of tokens. Between two
-reports, progress is estimated from the times of earlier pieces. A piece's time per token depends on its size,
+reports, progress is estimated from the times of earlier chunks. A chunk's time per token depends on its size,
 so times are kept by powers of two.
 """
 
@@ -46,7 +46,7 @@ class _State:
 
     done: int
     total: int
-    piece: int  # the tokens of the piece that is being evaluated, as far as they are known
+    chunk: int  # the tokens of the chunk that is being evaluated, as far as they are known
     began: float
     at: float
 
@@ -66,20 +66,20 @@ class PromptProgress:
         now = self._clock()
         self._state = _State(0, total, total, now, now)
 
-    def expect(self, piece: int, piece_s: float = 0.0) -> None:
-        """Take note that the next `piece` tokens are evaluated now.
+    def expect(self, chunk: int, chunk_s: float = 0.0) -> None:
+        """Take note that the next `chunk` tokens are evaluated now.
 
-        `piece_s` is a guess of their seconds, which is used until any time is measured; 0 for none.
+        `chunk_s` is a guess of their seconds, which is used until any time is measured; 0 for none.
         """
-        if not self._per_token and piece_s > 0:
-            self._guess = piece_s / piece
+        if not self._per_token and chunk_s > 0:
+            self._guess = chunk_s / chunk
         if (state := self._state) is not None:
-            self._state = _State(state.done, state.total, piece, state.began, self._clock())
+            self._state = _State(state.done, state.total, chunk, state.began, self._clock())
 
     def skip(self, done: int) -> None:
         """Take note that the first `done` tokens did not have to be evaluated."""
         if (state := self._state) is not None and state.done < done:
-            self._state = _State(done, state.total, state.piece, state.began, state.at)
+            self._state = _State(done, state.total, state.chunk, state.began, state.at)
 
     def report(self, done: int, total: int) -> None:
         """Take note that `done` of `total` tokens are evaluated."""
@@ -90,7 +90,7 @@ class PromptProgress:
             known, time = self._per_token.get(n.bit_length()), (now - state.at) / n
             mean = time if known is None else known + _WEIGHT * (time - known)
             self._per_token[n.bit_length()] = mean
-        self._state = _State(done, total, min(n, state.piece) if n > 0 else state.piece, state.began, now)
+        self._state = _State(done, total, min(n, state.chunk) if n > 0 else state.chunk, state.began, now)
 
     def end(self) -> None:
         """End the prompt, read or not."""
@@ -102,16 +102,16 @@ class PromptProgress:
             return None
         now = self._clock()
         rest = state.total - state.done
-        piece = min(state.piece, rest)
-        time = self._time(piece)
+        chunk = min(state.chunk, rest)
+        time = self._time(chunk)
         if time is None:
             return Reading(state.done, state.total, now - state.began, None)
         share = min(0.99, (now - state.at) / time) if time > 0 else 0.0
-        left = (1 - share) * time + (rest - piece) / max(1, piece) * time
-        return Reading(state.done + int(share * piece), state.total, now - state.began, left)
+        left = (1 - share) * time + (rest - chunk) / max(1, chunk) * time
+        return Reading(state.done + int(share * chunk), state.total, now - state.began, left)
 
     def _time(self, n_tokens: int) -> float | None:
-        """Return the seconds of a piece, by the known size that is nearest to it."""
+        """Return the seconds of a chunk, by the known size that is nearest to it."""
         if not self._per_token:
             return n_tokens * self._guess if self._guess else None
         bits = min(self._per_token, key=lambda each: abs(each - n_tokens.bit_length()))

@@ -14,11 +14,11 @@ from spac import _core, env
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch_recording import StepMeter
-from spac.engine.between_steps import BetweenSteps
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.events import Events
 from spac.engine.expert_cache import ExpertCache
 from spac.engine.loop_sequence import Beginnings
+from spac.engine.loop_work import LoopWork
 from spac.engine.memory_budget import MemoryBudget
 from spac.engine.pauses import Pauses
 from spac.engine.prompt_graphs import PromptGraphs
@@ -75,7 +75,7 @@ class Runtime:
             """The progress of the prompt that is being read, for other threads too."""
             self.events = Events(None)
             """The handler of the loop's events; callers may add their own listeners."""
-            self.between = BetweenSteps(self._after_call)
+            self.work = LoopWork(self._after_call)
             """The queue of work that runs while the loop does not compute."""
             self.on_note: Callable[[str], object] = lambda _note: None
             """The function that receives notes which come while steps run, such as changes of the slots."""
@@ -93,7 +93,7 @@ class Runtime:
             self._governor = self._lengths.of_steps()
             options = serves or LoopOptions(Path(config.target).stem, template=_no_template)
             self.loop = open_loop(
-                config, options, pair, self.experts, self._trace, self.events, self.between.gate,
+                config, options, pair, self.experts, self._trace, self.events, self.work.lock,
                 self._after_call, self._governor,
                 self._choose_graph if self.graphs is not None else None, self.steps, self._say,
                 self._make_room, self._prepare, self._beginnings,
@@ -139,14 +139,14 @@ class Runtime:
         The engine cannot be used afterwards. A second call does nothing. Any thread may call this. Raise
         InputError in a callback of the loop, which cannot wait for its own end.
         """
-        if not self.between.is_home:
+        if not self.work.is_home:
             return
-        if self.between.gate.is_mine:
+        if self.work.lock.is_mine:
             raise InputError("the engine cannot be closed in a callback of its own loop: close it afterwards")
         for each in list(self._running):
             each.cancel()
         self.loop.close()
-        self.between.close(self._close)
+        self.work.close(self._close)
 
     def _close(self) -> None:
         try:
@@ -249,7 +249,7 @@ class Runtime:
         if self.experts is None:
             raise InputError(f"scheduler: {self._pair.placement.unsplit}")
         chosen = SchedulerChoice.parse(scheduler) if isinstance(scheduler, str) else scheduler
-        self.between.run(lambda: self._change_scheduler(chosen))
+        self.work.run(lambda: self._change_scheduler(chosen))
 
     def _change_scheduler(self, chosen: SchedulerChoice | Scheduler) -> None:
         self.events.drain()
@@ -262,14 +262,14 @@ class Runtime:
         call this: the change is made between two steps. Raise InputError if weights and contexts need more,
         or if the target runs without the split.
         """
-        self.between.run(lambda: self._budget.set_vram_limit(limit))
+        self.work.run(lambda: self._budget.set_vram_limit(limit))
 
     def set_slots(self, slots: Slots | str | int | float) -> None:
         """Change the number of experts that the device holds, as `set_vram_limit` changes the limit.
 
         Raise InputError if so many do not fit; then nothing changes.
         """
-        self.between.run(lambda: self._budget.set_slots(slots))
+        self.work.run(lambda: self._budget.set_slots(slots))
 
     @property
     def _budget(self) -> MemoryBudget:
@@ -299,12 +299,12 @@ class Runtime:
 
     def _use(self, driver: Driver | None) -> None:
         self.events.driver = driver
-        self.between.run(lambda: self.events.subscribe(self.loop))
+        self.work.run(lambda: self.events.subscribe(self.loop))
 
     def _prepare(self) -> None:
         """Prepare for a prompt that begins."""
         self.events.n_text, self.events.fault = self.events.n_text + 1, None
-        self.between.run(self.prepare_prompt)
+        self.work.run(self.prepare_prompt)
 
     def setting(self, sampling: SamplingConfig) -> Setting:
         """Return the setting that the statistics of a generation with this sampling show."""

@@ -153,7 +153,7 @@ def open_loop(
     experts: _core.Experts | None,
     trace: _core.Trace,
     events: Events,
-    gate: _core.Gate,
+    lock: _core.LoopLock,
     after: Callable[[], object],
     governor: BatchGovernor,
     choose_graph: Callable[[int, int], int] | None,
@@ -167,7 +167,7 @@ def open_loop(
 ) -> _core.ServerLoop:
     """Return a loop on the contexts of a pair, with `governor` for its drafts.
 
-    The loop holds `gate` while it computes. `prepare` is called before a prompt, then the function that
+    The loop holds `lock` while it computes. `prepare` is called before a prompt, then the function that
     `beginnings` has for it, and `after` at a step's end. `choose_graph` returns the size of a prompt's
     graphs, None for the context's own. `steps` counts the loop's steps, and `trials` see their times. The
     steps behind `pauses` teach the governor nothing. `say` receives notes. `make_room` is called when a
@@ -181,7 +181,7 @@ def open_loop(
     loop = _core.ServerLoop(
         str(config.target), options.name, pair.target_context.pointer,
         pair.draft_context.pointer if pair.draft_context is not None else None, experts,
-        n_slots=pair.n_sequences, trace=trace, draft_experts=pair.draft_experts, gate=gate, owner=pair,
+        n_slots=pair.n_sequences, trace=trace, draft_experts=pair.draft_experts, lock=lock, owner=pair,
         chat_template=template, slot_folder=options.slot_folder,
         reasons=options.reasons, reasoning_budget=options.reasoning_budget,
         template_variables={name: json.dumps(value) for name, value in options.variables.items()},

@@ -41,7 +41,7 @@ class ContextLlama(LoadedLlama):
         if self._owns_context:
             return
         assert self._engine is not None
-        self._turn += 1  # A generation that is under way continues what this leaves in the context.
+        self._n_generations += 1  # A generation under way continues what this leaves in the context.
         self._leave_run()
         self._engine.forget()
         self._clear()
@@ -97,7 +97,7 @@ class ContextLlama(LoadedLlama):
         if self._threads is not None:
             refuse_alone("eval")
         with self._calls.call():
-            self._turn += 1  # A generation that is under way continues what this leaves in the context.
+            self._n_generations += 1  # A generation under way continues what this leaves in the context.
             self._use_context()
             self._count_and_evaluate(tokens)
 
@@ -198,7 +198,7 @@ class ContextLlama(LoadedLlama):
         if self._threads is not None:
             refuse_alone("load_state")
         with self._calls.call():
-            self._turn += 1
+            self._n_generations += 1
             if not state.llama_state:
                 self._load_tokens(state)
                 return

@@ -113,7 +113,7 @@ class Llama(ContextLlama):
             refusal = "what others evaluated on the context"
         if has_images and refusal is not None:
             raise InputError(f"images: not with {refusal or 'plain llama.cpp'}")
-        self._turn += 1
+        self._n_generations += 1
         if refusal is not None:
             yield from self._own_loop(given, sampling, refusal)
             return
@@ -191,7 +191,7 @@ class Llama(ContextLlama):
         assert self._engine is not None
         engine, alone = self._engine, self._threads is None
         record: Any = self if alone else Record(max(engine.context, len(sequence)) + 1)
-        turn, n_unseen, limit = self._turn, len(sequence), self._expected
+        n_generations, n_unseen, limit = self._n_generations, len(sequence), self._expected
         setting = self._setting(sampling.temp)
         while True:
             if alone:
@@ -211,7 +211,7 @@ class Llama(ContextLlama):
                     if stopping_criteria and stopping_criteria(held, self._scores[0, :]):
                         return
                     sent = yield token
-                    ours = not alone or (turn == self._turn and self.n_tokens == n_noted)
+                    ours = not alone or (n_generations == self._n_generations and self.n_tokens == n_noted)
                     if not ours:
                         sequence = self._input_ids.tolist()
                     sequence += [token, *(sent or ())]
@@ -224,7 +224,7 @@ class Llama(ContextLlama):
                 run.leave()
             if images is not None:
                 raise InputError("images: an answer continues its own tokens alone")
-            self._turn = turn = self._turn + 1
+            self._n_generations = n_generations = self._n_generations + 1
 
     def create_chat_completion(self, *args: Any, **keywords: Any) -> Any:
         """Answer a chat as llama_cpp does, while no other thread uses the model."""

@@ -24,11 +24,11 @@ from spac.engine import Engine
 from spac.engine.chat_format import ChatFormat
 from spac.errors import InputError
 from spac.llama_cpp_python.arguments import Arguments, LlamaCppArguments, signature
+from spac.llama_cpp_python.borrowed import BorrowedContext, BorrowedModel, Fields, adapt, apply, with_pool
 from spac.llama_cpp_python.call_lock import CallLock
 from spac.llama_cpp_python.chat_handler import ChatHandler
 from spac.llama_cpp_python.generation import plain_setting
 from spac.llama_cpp_python.keywords import check_names, engine_config, llama_keywords
-from spac.llama_cpp_python.lent import Fields, LentContext, LentModel, adapt, apply, with_pool
 from spac.llama_cpp_python.names import OPTIONS
 from spac.llama_cpp_python.sampling import Sampling
 from spac.llama_cpp_python.several import PerThread
@@ -69,7 +69,7 @@ class LoadedLlama(llama_cpp.Llama):  # type: ignore[misc]
     _pool: SharedPool | None = None
     _images = PerThread()  # The last prompt with images.
     _overflowed = False  # True if llama_cpp's functions left numbers in the context that are not finite.
-    _turn = 0  # The number of generations. An interrupted one sees it change, and the context with it.
+    _n_generations = 0  # An interrupted generation sees it change, and the context with it.
     _owned_since: int | None = None
     """`Events.n_text` when llama_cpp's functions took the context. None if llama.cpp's loop has it."""
     _n_described = 0
@@ -118,7 +118,7 @@ class LoadedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._fields = Fields(dict(config.model_params), dict(config.context_params), for_loop=False)
             self._load_target(config, options, config.threads, config.threads_batch or config.threads)
             self._pool = with_pool(self._ctx.ctx)
-            adapt(config, self.target, LentContext(self._ctx.ctx))
+            adapt(config, self.target, BorrowedContext(self._ctx.ctx))
             return
 
         lora_path, lora_scale = options.pop("lora_path", None), options.pop("lora_scale", 1.0)
@@ -130,7 +130,7 @@ class LoadedLlama(llama_cpp.Llama):  # type: ignore[misc]
             if "devices" in self._fields.model and options.get("n_gpu_layers", 0) <= 0:
                 options["n_gpu_layers"] = -1
             self._load_target(config, options, request.placement.threads, request.placement.prompt_threads)
-            return LentModel(info.path, self.model), LentContext(self._ctx.ctx)
+            return BorrowedModel(info.path, self.model), BorrowedContext(self._ctx.ctx)
 
         # Apps may decode on the context with logits for every token. llama.cpp would end the process if the
         # context had fewer rows. A caller of `from_config` leaves the number of rows to spac.
@@ -226,7 +226,7 @@ class LoadedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self._engine is not None:
             return self._engine.target
         self._check_open()
-        return LentModel(Path(self.model_path), self.model)
+        return BorrowedModel(Path(self.model_path), self.model)
 
     @property
     def notes(self) -> list[str]:

@@ -158,14 +158,14 @@ class Program:
         wanted = {name.lower() for name in names}
         if len(wanted) < len(names):
             raise InputError(f"--device {self._options.device}: a device stands twice: name each once")
-        lent = [each for each in _core.devices() if each.name.lower() in wanted]
-        if without := without_kernels(lent):
+        served = [each for each in _core.devices() if each.name.lower() in wanted]
+        if without := without_kernels(served):
             raise InputError(without[0])
-        set_switches(lent)
+        set_switches(served)
         threads = self._options.threads or default_threads(
             physical_cores(),
-            gpu=any(not each.shares_host_cores for each in lent),
-            shares_cores=any(each.shares_host_cores for each in lent),
+            gpu=any(not each.shares_host_cores for each in served),
+            shares_cores=any(each.shares_host_cores for each in served),
         )
         return _core.RpcServer(names, threads, self._cache())
 

@@ -49,12 +49,12 @@ class LoopRequest:
 
     def __init__(self) -> None:
         self.waits = True
-        """True until the request's turn has come."""
+        """True until the request is admitted."""
         self.cancelled = False
         """True once the request was cancelled."""
         self.rewrites: ResponseForm | ChatCalls | Echo | MessageErrors | None = None
         """The object that changes the answer on its way to the client, or None."""
-        self._turn: asyncio.Future[None] | None = None
+        self._admission: asyncio.Future[None] | None = None
         self._answer: _core.LoopResponse | None = None
 
     def begin(self, answer: _core.LoopResponse) -> None:
@@ -66,22 +66,22 @@ class LoopRequest:
     def cancel(self) -> None:
         """End the request. Call this in the event loop's thread."""
         self.cancelled = True
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._admission is not None:
+            self._admission.cancel()
         if self._answer is not None:
             self._answer.cancel()
 
-    async def turn(self, requests: RequestQueue) -> None:
-        """Wait for the request's turn. Raise Refusal if it is cancelled, and Full if no more may wait."""
-        self._turn = asyncio.ensure_future(requests.turn())
+    async def enter(self, requests: RequestQueue) -> None:
+        """Wait until the queue admits the request. Raise Refusal if it is cancelled, or Full."""
+        self._admission = asyncio.ensure_future(requests.enter())
         try:
-            await self._turn
+            await self._admission
         except asyncio.CancelledError:
             if not self.cancelled:
                 raise
             raise Refusal(GONE, "the client left") from None
         finally:
-            self._turn = None
+            self._admission = None
 
     async def watch(self, receive: Receive) -> None:
         """Cancel the request when its client leaves."""
@@ -208,19 +208,19 @@ class Front:
         watch = asyncio.create_task(request.watch(receive))
         try:
             if path not in ANSWERS:
-                return await self._run(request, route, body, params, out, self._turns(body))
-            return await self._in_turn(request, route, body, params, out)
+                return await self._run(request, route, body, params, out, self._alone(body))
+            return await self._queued(request, route, body, params, out)
         finally:
             watch.cancel()
             self._state.requests.discard(request)
 
-    def _turns(self, body: bytes) -> contextlib.AbstractAsyncContextManager[object]:
+    def _alone(self, body: bytes) -> contextlib.AbstractAsyncContextManager[object]:
         """Return what lets one request at a time be worked on, of those that can keep a core busy."""
         return self._heavy if _is_heavy(body) else contextlib.nullcontext()
 
     async def _apart(self, body: bytes, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do work on a request in a thread, and return its result."""
-        async with self._turns(body):
+        async with self._alone(body):
             began = time.monotonic()
             try:
                 return await run_in_threadpool(work, *arguments)
@@ -233,13 +233,13 @@ class Front:
         request = parsed(body)
         return Echo(request, self._engine) if request.get("echo") else None
 
-    async def _in_turn(
+    async def _queued(
         self, request: LoopRequest, route: str, body: bytes, params: dict[str, str], out: Answer
     ) -> int:
-        """Answer a request that uses a slot, when its turn has come."""
+        """Answer a request that uses a slot, when the queue admits it."""
         requests, came = self._state.queue, time.monotonic()
         try:
-            await request.turn(requests)
+            await request.enter(requests)
         except Full:
             raise full(requests) from None
         except Refusal:
@@ -260,9 +260,9 @@ class Front:
         body: bytes,
         params: dict[str, str],
         out: Answer,
-        turn: contextlib.AbstractAsyncContextManager[object] | None = None,
+        lock: contextlib.AbstractAsyncContextManager[object] | None = None,
     ) -> int:
-        """Let llama.cpp's handler answer, in its `turn` if it has to wait for one, and send what it says."""
+        """Let llama.cpp's handler answer, under a `lock` if it has to work alone, and send what it says."""
         if request.cancelled:
             raise Refusal(GONE, "the client left")
         if isinstance(request.rewrites, Echo):
@@ -270,7 +270,7 @@ class Front:
         answer = self._loop.begin(route, body, params)
         request.begin(answer)
         try:
-            async with turn or contextlib.nullcontext():  # which ends before a slow client gets the answer
+            async with lock or contextlib.nullcontext():  # which ends before a slow client gets the answer
                 began = time.monotonic()
                 await run_in_threadpool(answer.run)
             if request.cancelled:

@@ -1,4 +1,4 @@
-"""The request queue: some requests are served, and others wait for their turn in their order of arrival."""
+"""The request queue: some requests are served, and others wait in their order of arrival."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class RequestQueue:
         """The number of requests that wait."""
         return len(self._waiting)
 
-    async def turn(self) -> None:
-        """Wait for the caller's turn; the caller then has to call `leave`.
+    async def enter(self) -> None:
+        """Wait until the caller is admitted; it then has to call `leave`.
 
         Raises Full if the queue has no free place. The wait may be cancelled.
         """
@@ -50,7 +50,7 @@ class RequestQueue:
                 await mine
             except asyncio.CancelledError:
                 if mine.done() and not mine.cancelled():
-                    self._next()  # the turn came at the same moment
+                    self._next()  # it was admitted at the same moment
                 else:
                     self._waiting.remove(mine)
                 raise
@@ -59,7 +59,7 @@ class RequestQueue:
         self._began.append(time.monotonic())
 
     def leave(self) -> None:
-        """End the caller's turn, and begin the next one's."""
+        """End the caller's stay, and admit the next one."""
         # It is another's beginning if they end in another order; the mean is the same.
         self._mean_s += (time.monotonic() - self._began.popleft() - self._mean_s) / 4
         self._next()

@@ -51,7 +51,7 @@ export function branch(one, i, message) {
 }
 
 // Show another version of the message at place i, with what followed it.
-export function turn(one, i, to) {
+export function showVersion(one, i, to) {
   const former = one.messages.splice(i), { at, others } = former[0].versions;
   delete former[0].versions;
   others.splice(at, 0, former);

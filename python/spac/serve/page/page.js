@@ -3,7 +3,7 @@
 import { ask } from "./ask.js";
 import { Attachments, showAttached } from "./attachments.js";
 import {
-  branch, chats, exportAll, find, forget, fresh, has, importFrom, keep, remove, removed, titleOf, turn,
+  branch, chats, exportAll, find, forget, fresh, has, importFrom, keep, remove, removed, showVersion, titleOf,
 } from "./conversations.js";
 import { $, button, copy, fault, following, make, onEscape, pause, say, sendOnEnter } from "./elements.js";
 import { watch } from "./live.js";
@@ -137,9 +137,9 @@ class Message {
     const { message, below } = this, { at, others } = message.versions || {};
     if (others) {
       const group = make("div", { class: "versions", role: "group", "aria-label": "Versions" }, below);
-      button("‹", group, "Version before", () => this.#turn(at - 1, 0)).disabled = at === 0;
+      button("‹", group, "Version before", () => this.#switch(at - 1, 0)).disabled = at === 0;
       group.append(` ${at + 1}/${others.length + 1} `);
-      button("›", group, "Version after", () => this.#turn(at + 1, 1)).disabled = at === others.length;
+      button("›", group, "Version after", () => this.#switch(at + 1, 1)).disabled = at === others.length;
     }
     button("Copy", below, "Copy this message", () => copy(message.content));
     if (isUser) button("Edit", below, "Edit this message and send it again", () => this.edit()).classList.add("change", "edit");
@@ -148,9 +148,9 @@ class Message {
     button(again, below, "", () => answer(this.place + Number(isUser))).classList.add("change", "again");
   }
 
-  #turn(to, side) {
+  #switch(to, side) {
     const { place } = this, { scrollTop } = $("messages");
-    turn(chat, place, to);
+    showVersion(chat, place, to);
     touch(chat);
     show(chat);
     $("messages").scrollTop = scrollTop;

@@ -37,7 +37,7 @@ class Renderer:
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._longest_s = longest_s
         self._process: subprocess.Popen[str] | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._n_here = 0
 
     async def html_of(self, text: str) -> str:
@@ -54,7 +54,7 @@ class Renderer:
             return ""
         self._n_here += 1
         try:
-            async with self._turn:
+            async with self._lock:
                 made: str = await run_in_threadpool(self._ask, job, data)
                 return made
         finally:

@@ -20,7 +20,7 @@ from spac.model.pair import LoadRequest
 from spac.model.thread_pool import SharedPool, place
 
 
-class LentModel(Model):
+class BorrowedModel(Model):
     """A model that its owner frees, so this object does not."""
 
     def __init__(self, path: Path, pointer: Any) -> None:
@@ -31,7 +31,7 @@ class LentModel(Model):
         pass
 
 
-class LentContext(Context):
+class BorrowedContext(Context):
     """A context that its owner frees, so this object does not."""
 
     def __init__(self, pointer: Any) -> None:
@@ -96,9 +96,9 @@ class Fields:
 
 def with_pool(context: Any) -> SharedPool:
     """Return a thread pool for a context that has another owner; close it after the context."""
-    lent, pool = LentContext(context), SharedPool(cpu_alone=True)
-    place(lent.threads)
-    pool.attach(lent)
+    borrowed, pool = BorrowedContext(context), SharedPool(cpu_alone=True)
+    place(borrowed.threads)
+    pool.attach(borrowed)
     return pool
 
 

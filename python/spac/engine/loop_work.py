@@ -12,14 +12,14 @@ from spac.errors import InputError
 T = TypeVar("T")
 
 
-class BetweenSteps:
+class LoopWork:
     """Runs work while llama.cpp's loop does not compute, on the threads that have it."""
 
     def __init__(self, after: Callable[[], object] = lambda: None) -> None:
         """Begin without a loop. `after` runs at the end of all work. A loop calls it after its steps."""
         self._after, self._closed, self._process = after, False, os.getpid()
-        self.gate = _core.Gate()
-        """The gate that the loop has to have."""
+        self.lock = _core.LoopLock()
+        """The lock that the loop has to hold."""
 
     @property
     def is_home(self) -> bool:
@@ -55,9 +55,9 @@ class BetweenSteps:
         return self._run(checked)
 
     def _run(self, work: Callable[[], T]) -> T:
-        if self.gate.is_mine:
+        if self.lock.is_mine:
             return work()
-        with self.gate:
+        with self.lock:
             try:
                 return work()
             finally:

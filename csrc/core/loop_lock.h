@@ -9,7 +9,7 @@
 
 namespace spac {
 
-class Gate : NotCopied {
+class LoopLock : NotCopied {
   public:
     // Begins to compute, when nobody works or waits to work.
     void enter() {
@@ -47,13 +47,13 @@ class Gate : NotCopied {
 };
 
 // A region in which the loop computes, and nobody changes the slots.
-class GateRegion : NotCopied {
+class LoopRegion : NotCopied {
   public:
-    explicit GateRegion(Gate & gate) : gate_(gate) { gate_.enter(); }
-    ~GateRegion() { gate_.leave(); }
+    explicit LoopRegion(LoopLock & lock) : lock_(lock) { lock_.enter(); }
+    ~LoopRegion() { lock_.leave(); }
 
   private:
-    Gate & gate_;
+    LoopLock & lock_;
 };
 
 } // namespace spac
