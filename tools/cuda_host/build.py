@@ -52,16 +52,8 @@ def build_pretend(build: Path, out: Path) -> Path:
     if library.is_file() and library.stat().st_mtime > newest:
         return library
     flags = [
-        "-std=c++17",
-        "-O2",
-        "-g",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-Wall",
-        "-Wextra",
-        "-Wshadow",
-        "-Werror",
-    ]
+        "-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Werror",
+    ]  # fmt: skip
     flags.append(f'-DPRETEND_ROOT="{ROOT}"')
     for folder in include_folders(build):
         flags += ["-isystem", folder]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tools.compare.job import Case, Settings
-from tools.cuda_host.counts import Counts
+from tools.cuda_host.worker import report
 
 STOCK = "LLAMA_CPP_LIB_PATH"
 
@@ -46,10 +46,10 @@ def kernels(path: str, lengths: list[int]) -> dict[int, dict[str, int]]:
             fill(scope.experts)
         position, found = 0, {}
         for length in lengths:
-            before = Counts.now()
+            before = report()["kernels"]
             tokens = np.arange(length, dtype=np.int32)
             context.decode(tokens, position, list(range(length)))
-            found[length] = dict((Counts.now() - before).kernels)
+            found[length] = dict(report()["kernels"] - before)
             position += length
         return found
 
