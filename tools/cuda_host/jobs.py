@@ -53,7 +53,6 @@ class Job:
     masked: bool = True  # the device reads ids masks, as after bench/gpu_suite
     ahead: bool = True  # launches ahead of the host, where the device can
     rehearses: bool = True  # the largest graphs run once before slots are attached
-    threads: int = 1
     options: Mapping[str, Any] = field(default_factory=lambda: {"slots": "25%"})
     card: Mapping[str, Any] = field(default_factory=dict)  # as in `settings`
 

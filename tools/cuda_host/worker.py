@@ -51,7 +51,7 @@ def run(job: Job) -> Result:
 
     demo = files("spac.demo")
     config: dict[str, Any] = {"target": job.target or str(demo / "target.gguf"), "device": "CUDA0"}
-    config |= {"ctx": 2048, "threads": job.threads, "draft_length": job.draft_length, **job.options}
+    config |= {"ctx": 2048, "threads": 1, "draft_length": job.draft_length, **job.options}
     if job.draft_length and not job.target:
         config.setdefault("draft", str(demo / "draft.gguf"))
     moments: list[dict[str, Counter[str]]] = []

@@ -1,15 +1,13 @@
-// The driver: stream memory operations, virtual memory, and queries. Programs ask the runtime for these functions by
-// name, or find them in libcuda.so.1, which is this library's name.
+// The driver: stream memory operations, virtual memory, and queries. Programs find these functions in libcuda.so.1,
+// which is this library's name.
 #include "runtime.h"
 #include "settings.h"
 #include "stream.h"
 
 #include <map>
 #include <mutex>
-#include <string>
 
 #include <cuda.h>
-#include <dlfcn.h>
 
 using namespace pretend;
 
@@ -57,19 +55,6 @@ CUresult push_operation(CUstream handle, CUdeviceptr address, Kind kind, uint32_
 }
 
 } // namespace
-
-PRETEND_API cudaError_t cudaGetDriverEntryPointByVersion(const char * name, void ** function, unsigned int,
-                                                         unsigned long long, cudaDriverEntryPointQueryResult * status) {
-    static void * const self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    *function                = dlsym(self, (std::string(name) + "_v2").c_str());
-    if (*function == nullptr) {
-        *function = dlsym(self, name);
-    }
-    if (status != nullptr) {
-        *status = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-    }
-    return cudaSuccess;
-}
 
 PRETEND_API CUresult(cuStreamWriteValue32_v2)(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
     return push_operation(stream, at, Kind::write_value, value, flags);

@@ -47,7 +47,6 @@ INSTRUCTIONS |= {
     "popc": form("static_cast<uint32_t>(__builtin_popcountll({0}))"),
     "clz": form("leading_zeros({0}, 8 * sizeof({type}))"),
     "brev": form("reverse({0})"),
-    "bfind": form("find_leading({0})"),
     "bfe": form("field({0}, {1}, {2})", "", "u32", "u32"),
     "bfi": form("insert({0}, {1}, {2}, {3})", "", "", "u32", "u32"),
     "bmsk": form("mask_of_bits({0}, {1}, {wrap})", known="wrap clamp"),

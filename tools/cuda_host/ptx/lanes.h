@@ -55,8 +55,15 @@ enum class State : uint8_t { ready, warp, block, done };
 // Collective operations. Lanes that wait for each other must be in the same one.
 enum class Operation : uint8_t { sync, shuffle, vote, match, reduce, mma, load_matrix, move_matrix };
 
+struct Kernel {
+    void (*run)(Lane &, const char * params);
+    uint64_t static_shared; // bytes
+    bool     waits;         // true if its threads ever wait for each other
+};
+
 struct Block {
     const Launch * launch = nullptr;
+    const Kernel * kernel = nullptr;
     Index          id{};
     char *         shared = nullptr;
     uint32_t       n = 0, n_done = 0, n_waiting = 0, n_voted = 0;
@@ -268,12 +275,6 @@ inline uint32_t sync_block(Lane & lane, bool vote = false) {
 
 // --- Running ----------------------------------------------------------------------------------------------------
 
-struct Kernel {
-    void (*run)(Lane &, const char * params);
-    uint64_t static_shared; // bytes
-    bool     waits;         // true if its threads ever wait for each other
-};
-
 class Runner {
   public:
     Runner(const Kernel & kernel, const Launch & launch)
@@ -310,20 +311,16 @@ class Runner {
         return Memory(static_cast<char *>(std::aligned_alloc(page, (bytes + page - 1) / page * page)));
     }
 
-    static Runner *& current() {
-        static thread_local Runner * one = nullptr;
-        return one;
-    }
     static void begin() {
-        Runner & runner = *current();
-        Lane &   lane   = *runner.starting_;
-        runner.kernel_.run(lane, runner.launch_.params);
+        Lane & lane = *starting_;
+        lane.block->kernel->run(lane, lane.block->launch->params);
         end(lane);
     }
 
     void prepare(Index id) {
         block_        = {};
         block_.launch = &launch_;
+        block_.kernel = &kernel_;
         block_.id     = id;
         block_.shared = shared_memory_.get();
         block_.n      = static_cast<uint32_t>(lanes_.size());
@@ -360,7 +357,6 @@ class Runner {
             }
             return !block_.failed;
         }
-        current() = this;
         while (block_.n_done < block_.n) {
             bool moved = false;
             for (Warp & warp : warps_) {
@@ -409,7 +405,8 @@ class Runner {
     Block             block_;
     size_t            shared_size_;
     Memory            shared_memory_, stacks_;
-    Lane *            starting_ = nullptr;
+
+    static inline thread_local Lane * starting_ = nullptr;
 };
 
 } // namespace ptx

@@ -59,28 +59,15 @@ using Wide =
                                           std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>>>;
 template <typename T> using Unsigned = std::make_unsigned_t<T>;
 
-inline f32 toward_zero(double exact) {
-    const f32 near = static_cast<f32>(exact);
-    return std::fabs(static_cast<double>(near)) > std::fabs(exact) ? std::nextafterf(near, 0.0F) : near;
-}
-inline f32 downward(double exact) {
-    const f32 near = static_cast<f32>(exact);
-    return near > exact ? std::nextafterf(near, -INFINITY) : near;
-}
-inline f32 upward(double exact) {
-    const f32 near = static_cast<f32>(exact);
-    return near < exact ? std::nextafterf(near, INFINITY) : near;
-}
-
-enum class Round { rn, rz, rm, rp };
+enum class Round { rn, rz };
 
 template <typename T, Round round, typename X> T rounded(X exact) {
-    if constexpr (std::is_same_v<T, f32> && round != Round::rn) {
-        const auto x = static_cast<double>(exact);
-        return round == Round::rz ? toward_zero(x) : round == Round::rm ? downward(x) : upward(x);
-    } else {
-        return static_cast<T>(exact);
+    static_assert(round == Round::rn || sizeof(T) < sizeof(f64), "doubles are rounded to the nearest number");
+    const T near = static_cast<T>(exact);
+    if (round == Round::rz && std::fabs(static_cast<f64>(near)) > std::fabs(static_cast<f64>(exact))) {
+        return bits<T>(static_cast<WordOf<T>>(bits<WordOf<T>>(near) - 1));
     }
+    return near;
 }
 
 // Computes f with the floats, or in double precision where that has to be rounded.
@@ -225,7 +212,6 @@ inline uint32_t reverse(uint32_t a) {
     }
     return r;
 }
-inline uint32_t find_leading(uint32_t a) { return a == 0 ? ~0U : 31U - static_cast<uint32_t>(__builtin_clz(a)); }
 inline uint32_t leading_zeros(uint64_t a, uint32_t width) {
     return a == 0 ? width : static_cast<uint32_t>(__builtin_clzll(a)) - (64 - width);
 }
@@ -249,6 +235,7 @@ template <typename A, typename B> int32_t dot4(uint32_t a, uint32_t b, int32_t c
     }
     return static_cast<int32_t>(sum);
 }
+
 enum class Whole { none, near, zero, down, up };
 
 template <typename T> T whole(T x, Whole mode) {
@@ -274,20 +261,12 @@ template <typename To, typename From, Whole mode = Whole::none, Round round = Ro
                                                                         : static_cast<To>(d);
     } else if constexpr (std::is_integral_v<To>) {
         return static_cast<To>(x);
+    } else if constexpr (std::is_integral_v<From> && !(std::is_same_v<To, f32> && round == Round::rn)) {
+        return rounded<To, round>(static_cast<double>(x));
     } else if constexpr (std::is_integral_v<From>) {
-        if constexpr (std::is_same_v<To, f32> && round == Round::rn) {
-            return static_cast<f32>(x);
-        } else {
-            return rounded<To, round>(static_cast<double>(x));
-        }
+        return static_cast<f32>(x);
     } else if constexpr (std::is_same_v<To, From>) {
         return whole(x, mode);
-    } else if constexpr (std::is_same_v<To, f16> && round != Round::rn) {
-        f16 near = static_cast<f16>(x); // towards zero, the only other rounding that occurs
-        if (std::fabs(static_cast<double>(near)) > std::fabs(static_cast<double>(x))) {
-            near = bits<f16>(static_cast<uint16_t>(bits<uint16_t>(near) - 1));
-        }
-        return near;
     } else {
         return rounded<To, round>(whole(x, mode));
     }

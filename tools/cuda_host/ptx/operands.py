@@ -32,11 +32,10 @@ SPECIAL = {
     "%lanemask_gt": "~((2u << L.number) - 1)",
     "%lanemask_ge": "~((1u << L.number) - 1)",
 }
-ROUNDS = {"rz": "Round::rz", "rm": "Round::rm", "rp": "Round::rp"}
 WHOLES = {"rni": "Whole::near", "rzi": "Whole::zero", "rmi": "Whole::down", "rpi": "Whole::up"}
 # Parts that change nothing here.
 IGNORED = {
-    "ftz", "rn", "approx", "full", "uni", "sync", "aligned", "cta", "gpu", "sys", "volatile", "weak",
+    "ftz", "rn", "rz", "approx", "full", "uni", "sync", "aligned", "cta", "gpu", "sys", "volatile", "weak",
     "relaxed", "acquire", "release", "acq_rel", "nc", "noftz", "mmio", "ca", "cg", "cs", "cv", "wb", "wt",
     "lu", "sc",
 }  # fmt: skip
@@ -168,7 +167,7 @@ def kind_of(parts: list[str]) -> str:
 
 
 def round_of(parts: list[str]) -> str:
-    return next((ROUNDS[part] for part in parts if part in ROUNDS), "Round::rn")
+    return "Round::rz" if "rz" in parts else "Round::rn"
 
 
 def one_of(parts: list[str], known: Collection[str]) -> str:
@@ -181,7 +180,7 @@ def one_of(parts: list[str], known: Collection[str]) -> str:
 
 def check(parts: list[str], known: Collection[str] = ()) -> None:
     """Raise PtxError for an unknown part, which would change the result."""
-    left = [p for p in parts if p not in known and p not in IGNORED and p not in TYPES and p not in ROUNDS]
+    left = [p for p in parts if p not in known and p not in IGNORED and p not in TYPES]
     if left:
         raise PtxError(f"unknown: .{left[0]}")
 

@@ -7,6 +7,7 @@ build's folder.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,16 +24,12 @@ from tools.models import Shape, exchange_experts
 
 Q4_K_M = {"*": "Q4_K", "ffn_down_exps": "Q6_K", "blk.1.ffn_down_exps": "Q4_K", "output": "Q6_K"}
 MIXED = {"*_exps": "Q8_0", "blk.0.ffn_*_exps": "F16", "blk.1.ffn_*_exps": "BF16", "blk.2.ffn_up_exps": "Q5_1"}
-GROUPS = Shape(
-    n_expert=8,
-    n_group=4,
-    n_group_used=2,
-    n_used=3,
-    types={"*_exps": "Q8_0"},
-    options={"merged": 1, "sigmoid": 1},
+EIGHT = Shape(n_expert=8, n_used=3, types={"*_exps": "Q4_0"})
+GROUPS = replace(
+    EIGHT, n_group=4, n_group_used=2, types={"*_exps": "Q8_0"}, options={"merged": 1, "sigmoid": 1}
 )
 MODELS: dict[str, tuple[str, Shape]] = {
-    "qwen3moe Q4_0": ("qwen3moe", Shape(n_expert=8, n_used=3, types={"*_exps": "Q4_0"})),
+    "qwen3moe Q4_0": ("qwen3moe", EIGHT),
     "qwen3moe Q4_K M": ("qwen3moe", Shape(n_layer=2, n_embd=256, n_head=8, n_ff_exp=256, types=Q4_K_M)),
     "qwen3moe mixed": ("qwen3moe", Shape(types=MIXED)),
     "deepseek2 groups": ("deepseek2", GROUPS),
@@ -40,27 +37,19 @@ MODELS: dict[str, tuple[str, Shape]] = {
 }
 SETTINGS = Settings(n_ctx=256, n_batch=128, n_ubatch=128)
 ALL = Run("all", 1.0, seed=3)
-ALL_FORMS = (
-    ALL,
-    Run("all, not ahead", 1.0, seed=4, ahead=False),
-    Run("all, looking ahead", 1.0, seed=5, lookahead=1),
-)
+ALL_NOT_AHEAD = Run("all, not ahead", 1.0, seed=4, ahead=False)
+ALL_FORMS = (ALL, ALL_NOT_AHEAD, Run("all, looking ahead", 1.0, seed=5, lookahead=1))
 HALF = Run("half", 0.5, seed=1)
 NOT_AHEAD = replace(HALF, name="half, not ahead", ahead=False)
 STREAMED = replace(HALF, name="half, streamed", stream_tokens=17)
 PAIRS = replace(HALF, name="half, in pairs", masked=False)
 PAIRS_NOT_AHEAD = replace(PAIRS, name="half, in pairs, not ahead", ahead=False)
 MOVING = Run("moving, looking ahead", 0.5, seed=7, moving=True, lookahead=1)
-PARTS = (
-    HALF,
-    NOT_AHEAD,
-    STREAMED,
-    PAIRS,
-    PAIRS_NOT_AHEAD,
-    MOVING,
+OTHERS_MOVING = (
     Run("moving", 0.5, seed=6, moving=True),
     Run("moving, in pairs", 0.5, seed=8, moving=True, masked=False),
 )
+PARTS = (HALF, NOT_AHEAD, STREAMED, PAIRS, PAIRS_NOT_AHEAD, MOVING, *OTHERS_MOVING)
 EXCHANGED = Run("experts exchanged", 1.0, seed=9)
 """Run of a copy of the model in which two experts are exchanged."""
 RUNS = (*ALL_FORMS, *PARTS)
@@ -122,27 +111,20 @@ def outcome(
     card: Card, tiny_model: TinyModel, reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Outcomes:
     """Return `get(name)`, which runs all runs of a model at its first call, and returns their outcome."""
-    made: dict[str, Outcome] = {}
 
+    @functools.cache
     def get(name: str) -> Outcome:
-        if name not in made:
-            case = case_of(name, tiny_model, runs_of(name))
-            copy = exchange_experts(Path(case.model), tmp_path_factory.mktemp("copy") / "exchanged.gguf")
-            job = Job((case, replace(case, model=str(copy), runs=(EXCHANGED,))))
-            # New memory of spac's card is full of NaNs, which show if it is read before it is written.
-            stock, ours = card.reference(Job((case,))), card.spac(job, POISON=1)
-            alone = Job((replace(case, runs=(Run(),)),))
-            cpu = run_worker("reference", alone, tmp_path_factory.mktemp("cpu"), lib_path=reference_lib)
-            stats: dict[str, Any] = {
-                run.name: ours.meta[f"{name}|{run.name}"]["stats"] for run in (*case.runs, EXCHANGED)
-            }
-            made[name] = Outcome(
-                {run: ours.logits[name, run] for run in stats},
-                stats,
-                stock.logits[name, "reference"],
-                cpu.logits[name, "reference"],
-            )
-        return made[name]
+        case = case_of(name, tiny_model, runs_of(name))
+        copy = exchange_experts(Path(case.model), tmp_path_factory.mktemp("copy") / "exchanged.gguf")
+        job = Job((case, replace(case, model=str(copy), runs=(EXCHANGED,))))
+        # New memory of spac's card is full of NaNs, which show if it is read before it is written.
+        stock, ours = card.reference(Job((case,))), card.spac(job, POISON=1)
+        alone = Job((replace(case, runs=(Run(),)),))
+        cpu = run_worker("reference", alone, tmp_path_factory.mktemp("cpu"), lib_path=reference_lib)
+        names = [run.name for run in (*case.runs, EXCHANGED)]
+        stats = {run: ours.meta[f"{name}|{run}"]["stats"] for run in names}
+        theirs = (result.logits[name, "reference"] for result in (stock, cpu))
+        return Outcome({run: ours.logits[name, run] for run in names}, stats, *theirs)
 
     return get
 
