@@ -34,12 +34,12 @@ class Card:
 
     def spac(self, job: Job, **settings: int) -> Result:
         """Run the job on spac's library. `settings` are the card's: PRETEND_CUDA_…, without the prefix."""
-        return self._run("spac", replace(job, device=devices(settings)), settings)
+        return self._run("spac", job, settings)
 
     def reference(self, job: Job, **settings: int) -> Result:
         """Run the job's cases on the unpatched library, all layers on the card."""
         cases = tuple(replace(case, runs=(Run(),)) for case in job.cases)
-        return self._run("reference", replace(job, cases=cases, device=devices(settings)), settings)
+        return self._run("reference", replace(job, cases=cases), settings)
 
     def _run(self, library: str, job: Job, settings: dict[str, int]) -> Result:
         report = self.folder / f"{library}.report"
@@ -48,7 +48,7 @@ class Card:
         environment = jobs.settings(**card) | {"PYTHONPATH": str(self.package), "SPAC_GATE_TIMEOUT": "0"}
         result = run_worker(
             library,
-            job,
+            replace(job, device=",".join(f"CUDA{i}" for i in range(settings.get("CARDS", 1)))),
             self.folder,
             lib_path=self.stock if library == "reference" else None,
             timeout=1200,  # kernels that are not translated yet take minutes
@@ -58,11 +58,6 @@ class Card:
         if said["misuse"] or not said["kernels"]:
             raise CardError(f"{library}: misuse {said['misuse']}, {len(said['kernels'])} kernels")
         return result
-
-
-def devices(settings: dict[str, int]) -> str:
-    """Return the names of the cards: one, or as many as CARDS says."""
-    return ",".join(f"CUDA{index}" for index in range(settings.get("CARDS", 1)))
 
 
 def kernels_folder() -> Path:

@@ -32,8 +32,10 @@ bool refused(const std::shared_ptr<Capture> & capture, const char * call) {
 } // namespace
 
 PRETEND_API cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned int) {
-    *stream = add_stream();
-    count(Kind::stream_create, stream_of(*stream)->number);
+    static std::atomic<int> n_streams{per_thread_stream + 1};
+    const int               number = std::min(n_streams++, max_streams - 1);
+    *stream = reinterpret_cast<cudaStream_t>(streams.add(std::make_shared<Stream>(number, current_card())).get());
+    count(Kind::stream_create, number);
     return cudaSuccess;
 }
 
@@ -79,9 +81,7 @@ PRETEND_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t eve
 // ---- events
 
 PRETEND_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned int) {
-    const auto made = std::make_shared<Event>(current_card());
-    events.add(made);
-    *event = reinterpret_cast<cudaEvent_t>(made.get());
+    *event = reinterpret_cast<cudaEvent_t>(events.add(std::make_shared<Event>(current_card())).get());
     count(Kind::event_create);
     return cudaSuccess;
 }

@@ -61,7 +61,7 @@ void Stream::push(Operation operation) {
     const std::lock_guard lock(mutex_);
     if (!works_) {
         works_ = true;
-        std::thread([me = self.lock()] { me->work(); }).detach(); // lives as long as it has work
+        std::thread([me = shared_from_this()] { me->work(); }).detach(); // lives as long as it has work
     }
     queue_.push_back(std::move(operation));
     ++pushed_;
@@ -120,13 +120,6 @@ namespace {
 
 auto & driver_mutex = *new std::mutex;
 
-StreamPtr make_stream(int number, int card) {
-    auto stream  = std::make_shared<Stream>(number, card);
-    stream->self = stream;
-    streams.add(stream);
-    return stream;
-}
-
 thread_local int card_of_thread = 0;
 
 } // namespace
@@ -163,14 +156,9 @@ StreamPtr stream_of(cudaStream_t handle) {
     const std::lock_guard lock(mutex);
     StreamPtr &           stream = (is_mine ? mine : legacy).at(static_cast<size_t>(current_card()));
     if (stream == nullptr) {
-        stream = make_stream(is_mine ? per_thread_stream : legacy_stream, current_card());
+        stream = streams.add(std::make_shared<Stream>(is_mine ? per_thread_stream : legacy_stream, current_card()));
     }
     return stream;
-}
-
-cudaStream_t add_stream() {
-    static std::atomic<int> n_streams{per_thread_stream + 1};
-    return reinterpret_cast<cudaStream_t>(make_stream(std::min(n_streams++, max_streams - 1), current_card()).get());
 }
 
 Operation sequence(const std::shared_ptr<const std::vector<Operation>> & operations) {

@@ -36,7 +36,7 @@ struct Capture {
     bool                   invalid = false;
 };
 
-class Stream {
+class Stream : public std::enable_shared_from_this<Stream> {
   public:
     Stream(int stream_number, int its_card) : number(stream_number), card(its_card) {}
 
@@ -49,8 +49,6 @@ class Stream {
     const int                number, card;
     std::shared_ptr<Capture> capture;          // only the capturing thread uses it
     bool                     captures = false; // the capture began at this stream
-
-    std::weak_ptr<Stream> self;
 
   private:
     void work();
@@ -93,9 +91,9 @@ template <typename T> class Table {
   public:
     explicit Table(const char * name) : name_(name) {}
 
-    void add(const std::shared_ptr<T> & object) {
+    std::shared_ptr<T> add(const std::shared_ptr<T> & object) {
         const std::lock_guard lock(mutex_);
-        objects_[object.get()] = object;
+        return objects_[object.get()] = object;
     }
     std::shared_ptr<T> find(const void * handle, bool removes = false) {
         const std::lock_guard lock(mutex_);
@@ -127,9 +125,8 @@ template <typename T> class Table {
 extern Table<Stream> & streams;
 extern Table<Event> &  events;
 
-// Each card has default streams, which are made at the first request. New streams belong to the current card.
-StreamPtr    stream_of(cudaStream_t handle);
-cudaStream_t add_stream();
+// Each card has default streams, which are made at the first request.
+StreamPtr stream_of(cudaStream_t handle);
 
 // Does what a driver may do inside a call that launches or allocates (it loads a kernel, it looks for memory): waits
 // for all streams, and lets no other call on a stream in meanwhile. It does so where IMPLICIT is set.
