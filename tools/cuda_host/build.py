@@ -46,27 +46,13 @@ def include_folders(build: Path) -> list[str]:
 def build_pretend(build: Path, out: Path) -> Path:
     """Compile the pretend runtime with the CUDA headers of `build` into `out`. Return the library."""
     library = out / NAME
-    sources = sorted((HERE / "pretend").glob("*.cpp"))
-    parts = [*(HERE / "pretend").iterdir(), HERE / "ptx" / "lanes.h"]
-    newest = max(path.stat().st_mtime for path in parts)
-    if library.is_file() and library.stat().st_mtime > newest:
-        return library
     flags = [
-        "-std=c++17",
-        "-O2",
-        "-g",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-Wall",
-        "-Wextra",
-        "-Wshadow",
-        "-Werror",
-    ]
-    flags.append(f'-DPRETEND_ROOT="{ROOT}"')
-    for folder in include_folders(build):
-        flags += ["-isystem", folder]
+        "-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Werror",
+    ]  # fmt: skip
+    flags += [f'-DPRETEND_ROOT="{ROOT}"', *(f"-isystem{folder}" for folder in include_folders(build))]
+    sources = map(str, sorted((HERE / "pretend").glob("*.cpp")))
     command = [os.environ.get("CXX", "c++"), *flags, "-shared", f"-Wl,-soname,{NAME}", "-o", str(library)]
-    run([*command, *map(str, sources), "-pthread", "-ldl"], out)
+    run([*command, *sources, "-pthread", "-ldl"], out)
     return library
 
 
@@ -93,12 +79,11 @@ def make_package(build: Path, out: Path) -> Path:
     package = out / "python" / "spac"
     ignore = shutil.ignore_patterns("*.so", "__pycache__", "reference")
     shutil.copytree(ROOT / "python" / "spac", package, ignore=ignore, dirs_exist_ok=True)
-    (package / "lib").mkdir(exist_ok=True)
-    run(link_command(build, "spac/lib/libllama.so", package / "lib" / "libllama.so", library), build)
-    reference = package / "lib" / "reference" / "libllama.so"  # exists if the build has SPAC_BUILD_REFERENCE
-    if (build / reference.relative_to(package.parent)).is_file():
-        reference.parent.mkdir(exist_ok=True)
-        run(link_command(build, "spac/lib/reference/libllama.so", reference, library), build)
+    references = (build / "spac/lib").glob("reference/libllama.so")  # one with SPAC_BUILD_REFERENCE
+    for name in ("spac/lib/libllama.so", *(str(path.relative_to(build)) for path in references)):
+        target = out / "python" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        run(link_command(build, name, target, library), build)
     for module in (build / "spac").glob("_core*.so"):
         shutil.copy2(module, package / module.name)
     return package.parent

@@ -13,6 +13,7 @@ import numpy as np
 from tools.compare import Job, Run, run_worker
 from tools.compare.driver import Result
 from tools.compare.script import Logits
+from tools.cuda_host import jobs
 
 CAPABILITY = 89  # mmvq up to 8 tokens, mmq above
 Steps = dict[str, Logits]
@@ -24,35 +25,30 @@ class CardError(Exception):
 
 @dataclass(frozen=True)
 class Card:
-    """A package that `build.make_package` made, the folder of translated kernels, and a folder for files."""
+    """A package that `build.make_package` made, with folders of translated kernels and for files."""
 
     package: Path
+    stock: Path  # the folder of the unpatched library on the same card
     kernels: Path
     folder: Path
 
-    @property
-    def stock(self) -> Path:
-        """Return the folder of the unpatched library on the same card."""
-        return self.package / "spac" / "lib" / "reference"
-
     def spac(self, job: Job, **settings: int) -> Result:
         """Run the job on spac's library. `settings` are the card's: PRETEND_CUDA_…, without the prefix."""
-        return self._run("spac", replace(job, device=devices(settings)), settings)
+        return self._run("spac", job, settings)
 
     def reference(self, job: Job, **settings: int) -> Result:
         """Run the job's cases on the unpatched library, all layers on the card."""
         cases = tuple(replace(case, runs=(Run(),)) for case in job.cases)
-        return self._run("reference", replace(job, cases=cases, device=devices(settings)), settings)
+        return self._run("reference", replace(job, cases=cases), settings)
 
     def _run(self, library: str, job: Job, settings: dict[str, int]) -> Result:
         report = self.folder / f"{library}.report"
         card = {"CC": CAPABILITY, "EXECUTE": self.kernels, "REPORT": report, **settings}
-        environment = {f"PRETEND_CUDA_{name}": str(value) for name, value in card.items()}
-        environment["PYTHONPATH"] = str(self.package)
-        environment["SPAC_GATE_TIMEOUT"] = "0"  # a kernel is compiled when it is first launched
+        # A kernel is compiled when it is first launched, so a gate may wait for long.
+        environment = jobs.settings(**card) | {"PYTHONPATH": str(self.package), "SPAC_GATE_TIMEOUT": "0"}
         result = run_worker(
             library,
-            job,
+            replace(job, device=",".join(f"CUDA{i}" for i in range(settings.get("CARDS", 1)))),
             self.folder,
             lib_path=self.stock if library == "reference" else None,
             timeout=1200,  # kernels that are not translated yet take minutes
@@ -64,14 +60,10 @@ class Card:
         return result
 
 
-def devices(settings: dict[str, int]) -> str:
-    """Return the names of the cards: one, or as many as CARDS says."""
-    return ",".join(f"CUDA{index}" for index in range(settings.get("CARDS", 1)))
-
-
-def kernels_folder(build: Path) -> Path:
+def kernels_folder() -> Path:
     """Return the folder of translated kernels: PRETEND_CUDA_EXECUTE, or a folder in the build's."""
-    return Path(os.environ.get("PRETEND_CUDA_EXECUTE") or build / "kernels").resolve()
+    given = os.environ.get("PRETEND_CUDA_EXECUTE")
+    return Path(given or Path(os.environ["SPAC_CUDA_BUILD"]) / "kernels").resolve()
 
 
 def strays(steps: Steps, others: Steps) -> float:

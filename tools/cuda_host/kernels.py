@@ -17,23 +17,13 @@ from typing import Any
 import numpy as np
 
 from tools.compare.job import Case, Settings
-from tools.cuda_host.counts import Counts
-
-STOCK = "LLAMA_CPP_LIB_PATH"
-
-
-def fill(experts: Any) -> None:
-    """Load all experts into slots."""
-    experts.attach_slots(sum(layer.n_expert for layer in experts.layers))
-    shape = experts.n_layer, experts.n_expert
-    experts.submit(np.ones(shape, np.int32), np.ones(shape[0], np.int32))
-    assert experts.settle(30.0)
+from tools.cuda_host.worker import report
 
 
 def kernels(path: str, lengths: list[int]) -> dict[int, dict[str, int]]:
     with ExitStack() as stack:
         scope: Any = None
-        if STOCK not in os.environ:
+        if "LLAMA_CPP_LIB_PATH" not in os.environ:
             from spac import _core  # before llama_cpp: importing spac chooses the library
 
             _core.set_default_device("CUDA0")
@@ -43,13 +33,18 @@ def kernels(path: str, lengths: list[int]) -> dict[int, dict[str, int]]:
         model = stack.enter_context(decoder.Model(Case("model", path, runs=()), on_device=True))
         context = stack.enter_context(model.context(Settings(flash_attn=True)))
         if scope is not None:
-            fill(scope.experts)
+            experts = scope.experts
+            experts.attach_slots(sum(layer.n_expert for layer in experts.layers))
+            experts.submit(
+                np.ones((experts.n_layer, experts.n_expert), np.int32), np.ones(experts.n_layer, np.int32)
+            )
+            assert experts.settle(30.0)
         position, found = 0, {}
         for length in lengths:
-            before = Counts.now()
+            before = report()["kernels"]
             tokens = np.arange(length, dtype=np.int32)
             context.decode(tokens, position, list(range(length)))
-            found[length] = dict((Counts.now() - before).kernels)
+            found[length] = dict(report()["kernels"] - before)
             position += length
         return found
 

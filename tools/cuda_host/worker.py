@@ -7,34 +7,38 @@ import itertools
 import json
 import random
 import sys
+from collections import Counter
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from tools.cuda_host.counts import Counts, report
+from tools.cuda_host.build import NAME
 from tools.cuda_host.jobs import Job, Result, Step
 
 SENTENCE = "Once upon a time there was a small fox who lived in the wood. "
 
-Moment = tuple[Counts, dict[str, int]]
+
+def report() -> dict[str, Counter[str]]:
+    """Return what was counted since the library was loaded: calls, kernels, misuse (pretend/counts.cpp)."""
+    function = ctypes.CDLL(NAME).pretend_cuda_report  # loaded with spac's library: found by its SONAME
+    function.restype = ctypes.c_char_p
+    return {key: Counter(numbers) for key, numbers in json.loads(function()).items()}
 
 
-def step_between(before: Moment, after: Moment) -> Step:
-    calls: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+def step_between(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> Step:
+    calls = Counter[str]()
     streams: dict[str, dict[str, int]] = {}
-    counts = after[0] - before[0]
-    for (kind, stream), (n, size) in counts.cells.items():
-        calls[kind] = calls.get(kind, 0) + n
-        sizes[kind] = sizes.get(kind, 0) + size
-        streams.setdefault(str(stream), {})[kind] = n
-    stats = {name: after[1][name] - before[1][name] for name in after[1]}
-    return Step(calls, sizes, streams, stats, dict(counts.kernels))
+    for key, n in (after["calls"] - before["calls"]).items():
+        kind, stream = key.split()
+        calls[kind] += n
+        streams.setdefault(stream, {})[kind] = n
+    stats = {name: n - before["stats"][name] for name, n in after["stats"].items()}
+    return Step(calls, streams, stats, after["kernels"] - before["kernels"])
 
 
 def take_all_but(left: int) -> None:
     """Take the card's memory until so many bytes are left."""
-    card = ctypes.CDLL("libcuda.so.1")
+    card = ctypes.CDLL(NAME)
     free, total, at = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
     card.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
     card.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(max(0, free.value - left)))
@@ -47,17 +51,17 @@ def run(job: Job) -> Result:
 
     demo = files("spac.demo")
     config: dict[str, Any] = {"target": job.target or str(demo / "target.gguf"), "device": "CUDA0"}
-    config |= {"ctx": 2048, "threads": job.threads, "draft_length": job.draft_length, **job.options}
+    config |= {"ctx": 2048, "threads": 1, "draft_length": job.draft_length, **job.options}
     if job.draft_length and not job.target:
         config.setdefault("draft", str(demo / "draft.gguf"))
-    moments: list[Moment] = []
+    moments: list[dict[str, Counter[str]]] = []
     lengths = random.Random(1)
     with Engine(EngineConfig(**config, state="off")) as engine:
         experts = engine.experts
         assert experts is not None
 
         def after_step(_: _core.Step) -> None:
-            moments.append((Counts.now(), dict(experts.stats)))
+            moments.append(report() | {"stats": Counter(experts.stats)})
             if job.changing_length:
                 engine.fix_draft_length(lengths.randint(1, job.draft_length))
             if job.changing_slots and len(moments) % 4 == 0:

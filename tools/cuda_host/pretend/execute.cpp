@@ -6,17 +6,17 @@
 #include "settings.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string_view>
 #include <vector>
 
 #include <dlfcn.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 namespace pretend {
@@ -25,8 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Compiled {
-    const ptx::Kernel * kernel             = nullptr;
-    int (*run)(const ptx::Launch * launch) = nullptr;
+    uint64_t (*pack)(void ** arguments, char * to) = nullptr;
+    int (*run)(const ptx::Launch * launch)         = nullptr;
 };
 
 // The parts of a fat binary that are read here.
@@ -67,15 +67,7 @@ std::string_view ptx_of(const void * fatbin) {
     return {};
 }
 
-std::string hash_of(std::string_view text) {
-    uint64_t hash = 14695981039346656037U;
-    for (const char c : text) {
-        hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-    }
-    char hex[17];
-    std::snprintf(hex, sizeof(hex), "%016llx", static_cast<unsigned long long>(hash));
-    return hex;
-}
+std::string hash_of(std::string_view text) { return std::to_string(std::hash<std::string_view>()(text)); }
 
 fs::file_time_type newest_source() {
     fs::file_time_type newest = fs::file_time_type::min();
@@ -87,44 +79,28 @@ fs::file_time_type newest_source() {
 
 // Runs python -m tools.cuda_host.ptx in the repository's root, without this library and without what loaded it.
 bool build(const fs::path & module, const std::string & kernel, const fs::path & out) {
-    const std::string command = std::string("cd '") + PRETEND_ROOT + "' && exec python3 -m tools.cuda_host.ptx '" +
-                                module.string() + "' '" + kernel + "' '" + out.string() + "' >&2";
-    const char *        arguments[] = {"sh", "-c", command.c_str(), nullptr};
-    std::vector<char *> environment;
-    for (char ** variable = environ; *variable != nullptr; ++variable) {
-        const std::string_view text = *variable;
-        if (text.rfind("LD_", 0) != 0 && text.rfind("PYTHONPATH=", 0) != 0) {
-            environment.push_back(*variable);
-        }
-    }
-    environment.push_back(nullptr);
-    pid_t child  = 0;
-    int   status = 0;
-    return posix_spawn(&child, "/bin/sh", nullptr, nullptr, const_cast<char **>(arguments), environment.data()) == 0 &&
-           waitpid(child, &status, 0) == child && status == 0;
+    const std::string command =
+        std::string("cd '") + PRETEND_ROOT + "' && exec env -u LD_LIBRARY_PATH -u LD_PRELOAD -u PYTHONPATH" +
+        " python3 -m tools.cuda_host.ptx '" + module.string() + "' '" + kernel + "' '" + out.string() + "' >&2";
+    return std::system(command.c_str()) == 0;
 }
 
 Compiled load(const void * fatbin, const std::string & mangled) {
-    static auto * hashes = new std::map<const void *, std::string>;
-    std::string & hash   = (*hashes)[fatbin];
-    const auto    text   = ptx_of(fatbin);
+    const auto text = ptx_of(fatbin);
     if (text.empty()) {
         misuse("%s: its fat binary has no PTX, or only a compressed one", mangled.c_str());
         return {};
     }
-    const fs::path folder = settings().execute;
-    if (hash.empty()) {
-        hash = hash_of(text);
-        fs::create_directories(folder);
-        const fs::path module = folder / (hash + ".ptx"), part = module.string() + "." + std::to_string(getpid());
-        if (!fs::exists(module)) { // another process may be reading or writing it
-            std::ofstream(part, std::ios::binary) << text;
-            fs::rename(part, module);
-        }
+    const std::string hash   = hash_of(text);
+    const fs::path    folder = settings().execute, module = folder / (hash + ".ptx");
+    const fs::path    library = folder / (hash + "-" + hash_of(mangled) + ".so");
+    fs::create_directories(folder);
+    if (!fs::exists(module)) { // another process may be reading or writing it
+        const fs::path part = module.string() + "." + std::to_string(getpid());
+        std::ofstream(part, std::ios::binary) << text;
+        fs::rename(part, module);
     }
-    const fs::path library = folder / (hash + "-" + hash_of(mangled) + ".so");
-    if ((!fs::exists(library) || fs::last_write_time(library) < newest_source()) &&
-        !build(folder / (hash + ".ptx"), mangled, library)) {
+    if ((!fs::exists(library) || fs::last_write_time(library) < newest_source()) && !build(module, mangled, library)) {
         misuse("%s: cannot be translated", mangled.c_str());
         return {};
     }
@@ -133,11 +109,8 @@ Compiled load(const void * fatbin, const std::string & mangled) {
         misuse("%s: %s", mangled.c_str(), dlerror());
         return {};
     }
-    Compiled   compiled;
-    const auto kernel = reinterpret_cast<const ptx::Kernel * (*)()>(dlsym(handle, "ptx_kernel"));
-    compiled.kernel   = kernel();
-    compiled.run      = reinterpret_cast<decltype(compiled.run)>(dlsym(handle, "ptx_run"));
-    return compiled;
+    return {reinterpret_cast<decltype(Compiled::pack)>(dlsym(handle, "ptx_pack")),
+            reinterpret_cast<decltype(Compiled::run)>(dlsym(handle, "ptx_run"))};
 }
 
 const Compiled & compiled_of(const void * fatbin, const std::string & mangled) {
@@ -161,26 +134,22 @@ std::function<void()> execution(const void * fatbin, const std::string & mangled
     if (compiled.run == nullptr) {
         return nullptr;
     }
-    const ptx::Kernel & kernel = *compiled.kernel;
-    size_t              size   = 0;
-    if (kernel.n_params > 0) {
-        size = kernel.param_offsets[kernel.n_params - 1] + kernel.param_sizes[kernel.n_params - 1];
-    }
-    std::vector<char> params(size + sizeof(uint64_t));
-    for (uint32_t i = 0; i < kernel.n_params; ++i) {
-        std::memcpy(params.data() + kernel.param_offsets[i], arguments[i], kernel.param_sizes[i]);
-    }
+    std::vector<char> params(compiled.pack(arguments, nullptr) + sizeof(uint64_t));
+    compiled.pack(arguments, params.data());
     return [=, &compiled] {
-        ptx::Launch launch;
-        launch.grid          = {grid.x, grid.y, grid.z};
-        launch.block         = {block.x, block.y, block.z};
-        launch.params        = params.data();
-        launch.shared        = shared;
-        launch.window        = reinterpret_cast<uint64_t>(device_window().base);
-        launch.window_size   = device_window().size;
-        launch.window_offset = device_window().offset;
-        launch.complain      = [](const char * message) { misuse("%s: %s", running->c_str(), message); };
-        running              = &mangled;
+        const auto & window = device_window();
+        running             = &mangled;
+
+        const ptx::Launch launch = {
+            {grid.x, grid.y, grid.z},
+            {block.x, block.y, block.z},
+            params.data(),
+            shared,
+            reinterpret_cast<uint64_t>(window.base),
+            window.size,
+            window.offset,
+            [](const char * message) { misuse("%s: %s", running->c_str(), message); },
+        };
         compiled.run(&launch);
     };
 }

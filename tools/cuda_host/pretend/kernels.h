@@ -17,7 +17,7 @@ namespace pretend {
 struct Kernel {
     std::string                   mangled, name; // `name` is the name without its parameters
     std::vector<int>              pointers;      // indices of the parameters that are pointers
-    KernelCount *                 counter = nullptr;
+    std::atomic<uint64_t> *       launches = nullptr;
     std::array<size_t, max_cards> shared_limit; // by card
 
     Kernel() { shared_limit.fill(size_t{48} << 10); }

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <shared_mutex>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,17 +16,26 @@ namespace pretend {
 namespace {
 
 struct Books {
-    std::shared_mutex             mutex;
+    std::mutex                    mutex;
     std::map<char *, RangePtr>    ranges; // by base; ranges do not overlap
     std::array<size_t, max_cards> device = {};
     size_t                        pinned = 0;
     size_t                        mapped = 0; // bytes of the window: addresses are never reused
 };
 
-Books & books() {
-    static auto * one = new Books;
-    return *one;
-}
+// The books, which are locked while it lives.
+class Locked {
+  public:
+    Books * operator->() const { return &books(); }
+
+  private:
+    static Books & books() {
+        static auto * one = new Books;
+        return *one;
+    }
+
+    std::lock_guard<std::mutex> lock_{books().mutex};
+};
 
 size_t pages(size_t bytes) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -43,17 +51,6 @@ RangePtr make(Range::Where where, char * base, size_t size, char * backing) {
     return range;
 }
 
-// A page that nobody may touch lies behind the addresses, here and at the card's.
-char * reserve(Books & b, size_t bytes) {
-    const Window & window = device_window();
-    if (pages(bytes) + pages(1) > window.size - b.mapped) {
-        return nullptr;
-    }
-    char * const base = window.base + b.mapped;
-    b.mapped += pages(bytes) + pages(1);
-    return base;
-}
-
 // Puts memory where the card works with the bytes of these addresses.
 bool back(char * base, size_t bytes) {
     char * const backing = base + device_window().offset;
@@ -67,28 +64,19 @@ bool back(char * base, size_t bytes) {
     return true;
 }
 
-RangePtr make_on_device(int card, char * base, size_t bytes) {
-    RangePtr range = make(Range::Where::device, base, bytes, base + device_window().offset);
-    range->card    = card;
-    return range;
-}
-
-bool overlaps(const Books & b, const char * base, size_t size) {
-    const auto after = b.ranges.lower_bound(const_cast<char *>(base) + size);
-    return after != b.ranges.begin() && std::prev(after)->second->base + std::prev(after)->second->size > base;
+// Returns the last range that begins before `end`, or null.
+RangePtr last_before(const Locked & books, const char * end) {
+    const auto after = books->ranges.lower_bound(const_cast<char *>(end));
+    return after == books->ranges.begin() ? nullptr : std::prev(after)->second;
 }
 
 } // namespace
 
 const Window & device_window() {
     static const Window one = [] {
-        Window window;
-        window.size   = size_t{1} << 44;
-        void * both   = mmap(nullptr, 2 * window.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        window.base   = both == MAP_FAILED ? nullptr : static_cast<char *>(both);
-        window.size   = both == MAP_FAILED ? 0 : window.size;
-        window.offset = static_cast<ptrdiff_t>(window.size);
-        return window;
+        constexpr size_t size = size_t{1} << 44;
+        void * const     both = mmap(nullptr, 2 * size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        return both == MAP_FAILED ? Window() : Window{static_cast<char *>(both), size, ptrdiff_t{size}};
     }();
     return one;
 }
@@ -99,85 +87,64 @@ bool Range::holds(const void * p, size_t n) const {
 }
 
 RangePtr find(const void * p) {
-    Books &                b = books();
-    const std::shared_lock lock(b.mutex);
-    const auto             after = b.ranges.upper_bound(const_cast<char *>(static_cast<const char *>(p)));
-    if (after == b.ranges.begin()) {
-        return nullptr;
-    }
-    const RangePtr & range = std::prev(after)->second;
-    return p < range->base + range->size ? range : nullptr;
+    const Locked books;
+    const auto * at    = static_cast<const char *>(p);
+    RangePtr     range = last_before(books, at + 1);
+    return range != nullptr && at < range->base + range->size ? range : nullptr;
 }
 
 bool runs_into_range(const void * p, size_t bytes) {
-    Books &                b = books();
-    const std::shared_lock lock(b.mutex);
-    auto * const           begin = const_cast<char *>(static_cast<const char *>(p));
-    const auto             next  = b.ranges.upper_bound(begin);
-    return next != b.ranges.end() && next->first < begin + bytes;
+    const Locked   books;
+    const auto *   at    = static_cast<const char *>(p);
+    const RangePtr range = last_before(books, at + bytes);
+    return range != nullptr && range->base > at;
 }
 
 void * device_alloc(int card, size_t bytes) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
-    constexpr size_t      grain = size_t{512}; // a card rounds up more where it must
-    const size_t          size  = (bytes + grain - 1) / grain * grain;
-    if (size == 0 || size > settings().memory - b.device.at(card)) {
-        return nullptr;
-    }
-    char * const base = reserve(b, size);
-    if (base == nullptr || !back(base, size)) {
-        return nullptr;
-    }
-    b.device.at(card) += size;
-    b.ranges[base] = make_on_device(card, base, size);
-    return base;
+    constexpr size_t grain = size_t{512}; // a card rounds up more where it must
+    const size_t     size  = (bytes + grain - 1) / grain * grain;
+    auto * const     base  = static_cast<char *>(device_take(card, size) ? device_reserve(size) : nullptr);
+    return base != nullptr && device_map(card, base, size) ? base : nullptr;
 }
 
 void * device_reserve(size_t bytes) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
-    return reserve(b, bytes);
+    const Locked   books;
+    const Window & window = device_window();
+    const size_t   needed = pages(bytes) + pages(1); // a page that nobody may touch lies behind
+    if (needed > window.size - books->mapped) {
+        return nullptr;
+    }
+    books->mapped += needed;
+    return window.base + books->mapped - needed;
 }
 
 bool device_take(int card, size_t bytes) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
-    if (bytes == 0 || bytes > settings().memory - b.device.at(card)) {
-        return false;
-    }
-    b.device.at(card) += bytes;
-    return true;
+    const Locked books;
+    const bool   enough = bytes > 0 && bytes <= settings().memory - books->device.at(card);
+    books->device.at(card) += enough ? bytes : 0;
+    return enough;
 }
 
-void device_give(int card, size_t bytes) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
-    b.device.at(card) -= bytes;
-}
+void device_give(int card, size_t bytes) { Locked()->device.at(card) -= bytes; }
 
 bool device_map(int card, char * base, size_t bytes) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
+    const Locked books;
     if (!back(base, bytes)) {
         return false;
     }
-    const auto after = b.ranges.upper_bound(base);
-    if (after != b.ranges.begin()) {
-        const RangePtr & before = std::prev(after)->second;
-        if (before->base + before->size == base) {
-            before->size += bytes;
-            return true;
-        }
+    const RangePtr before = last_before(books, base);
+    if (before != nullptr && before->base + before->size == base) {
+        before->size += bytes;
+        return true;
     }
-    b.ranges[base] = make_on_device(card, base, bytes);
+    books->ranges[base]       = make(Range::Where::device, base, bytes, base + device_window().offset);
+    books->ranges[base]->card = card;
     return true;
 }
 
 void * pinned_alloc(size_t bytes) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
-    if (bytes == 0 || bytes > settings().pinned - b.pinned) {
+    const Locked books;
+    if (bytes == 0 || bytes > settings().pinned - books->pinned) {
         return nullptr;
     }
     void * p = mmap(nullptr, pages(bytes) + pages(1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -186,37 +153,36 @@ void * pinned_alloc(size_t bytes) {
     }
     auto * base = static_cast<char *>(p);
     mprotect(base + pages(bytes), pages(1), PROT_NONE);
-    b.pinned += bytes;
-    b.ranges[base] = make(Range::Where::pinned, base, bytes, base);
+    books->pinned += bytes;
+    books->ranges[base] = make(Range::Where::pinned, base, bytes, base);
     return p;
 }
 
 RangePtr add_registered(void * p, size_t bytes, bool read_only, bool & refused) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
-    auto * const          base = static_cast<char *>(p);
-    refused                    = bytes > settings().pinned - b.pinned;
-    if (refused || overlaps(b, base, bytes)) {
+    const Locked   books;
+    auto * const   base   = static_cast<char *>(p);
+    const RangePtr before = last_before(books, base + bytes);
+    refused               = bytes > settings().pinned - books->pinned;
+    if (refused || (before != nullptr && before->base + before->size > base)) {
         return nullptr;
     }
-    b.pinned += bytes;
-    RangePtr & range = b.ranges[base];
+    books->pinned += bytes;
+    RangePtr & range = books->ranges[base];
     range            = make(Range::Where::registered, base, bytes, base);
     range->read_only = read_only;
     return range;
 }
 
 RangePtr take(void * p, Range::Where where) {
-    Books &               b = books();
-    const std::lock_guard lock(b.mutex);
-    const auto            found = b.ranges.find(static_cast<char *>(p));
-    if (found == b.ranges.end() || found->second->where != where) {
+    const Locked books;
+    const auto   found = books->ranges.find(static_cast<char *>(p));
+    if (found == books->ranges.end() || found->second->where != where) {
         return nullptr;
     }
     RangePtr range = found->second;
     range->gone    = true;
-    (where == Range::Where::device ? b.device.at(range->card) : b.pinned) -= range->size;
-    b.ranges.erase(found);
+    (where == Range::Where::device ? books->device.at(range->card) : books->pinned) -= range->size;
+    books->ranges.erase(found);
     return range;
 }
 
@@ -229,10 +195,6 @@ void release(const RangePtr & range) {
     }
 }
 
-size_t device_free_bytes(int card) {
-    Books &                b = books();
-    const std::shared_lock lock(b.mutex);
-    return settings().memory - b.device.at(card);
-}
+size_t device_free_bytes(int card) { return settings().memory - Locked()->device.at(card); }
 
 } // namespace pretend

@@ -5,7 +5,7 @@
 #include "stream.h"
 
 #include <cstdio>
-#include <cstring>
+#include <map>
 
 namespace pretend {
 namespace {
@@ -18,7 +18,7 @@ bool is_card(int device) { return device >= 0 && device < settings().cards; }
 cudaError_t fail(cudaError_t error) { return last_error = error; }
 
 void synchronize_card(int card) {
-    for (const StreamPtr & stream : all_streams()) {
+    for (const StreamPtr & stream : streams.all()) {
         if (card == all_cards || stream->card == card) {
             stream->synchronize();
         }
@@ -73,67 +73,30 @@ PRETEND_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp * prop, int devic
     *prop = {};
     std::snprintf(prop->name, sizeof(prop->name), "pretend card, compute capability %d.%d", settings().cc / 10,
                   settings().cc % 10);
-    prop->totalGlobalMem                = settings().memory;
-    prop->sharedMemPerBlock             = 48 << 10;
-    prop->sharedMemPerBlockOptin        = 227 << 10;
-    prop->sharedMemPerMultiprocessor    = 228 << 10;
-    prop->regsPerBlock                  = 65536;
-    prop->regsPerMultiprocessor         = 65536;
-    prop->warpSize                      = 32;
-    prop->maxThreadsPerBlock            = 1024;
-    prop->maxThreadsPerMultiProcessor   = 2048;
-    prop->major                         = settings().cc / 10;
-    prop->minor                         = settings().cc % 10;
-    prop->multiProcessorCount           = settings().n_sm;
-    prop->canMapHostMemory              = 1;
-    prop->unifiedAddressing             = 1;
-    prop->asyncEngineCount              = 3;
-    prop->l2CacheSize                   = 50 << 20;
-    prop->cooperativeLaunch             = settings().execute.empty(); // if kernels compute, blocks run one by one
-    prop->hostRegisterSupported         = settings().registers;
-    prop->hostRegisterReadOnlySupported = settings().read_only;
+    prop->totalGlobalMem         = settings().memory;
+    prop->sharedMemPerBlock      = 48 << 10;
+    prop->sharedMemPerBlockOptin = 227 << 10;
+    prop->warpSize               = 32;
+    prop->maxThreadsPerBlock     = 1024;
+    prop->major                  = settings().cc / 10;
+    prop->minor                  = settings().cc % 10;
+    prop->multiProcessorCount    = settings().n_sm;
     return cudaSuccess;
 }
 
 PRETEND_API cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attribute, int) {
-    switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = settings().cc / 10;
-        break;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = settings().cc % 10;
-        break;
-    case cudaDevAttrMultiProcessorCount:
-        *value = settings().n_sm;
-        break;
-    case cudaDevAttrMaxGridDimX:
-        *value = 2147483647;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-        *value = 48 << 10;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = 227 << 10;
-        break;
-    case cudaDevAttrWarpSize:
-        *value = 32;
-        break;
-    case cudaDevAttrHostRegisterSupported:
-        *value = settings().registers;
-        break;
-    case cudaDevAttrHostRegisterReadOnlySupported:
-        *value = settings().read_only;
-        break;
-    case cudaDevAttrCooperativeLaunch:
-        *value = settings().execute.empty();
-        break;
-    case cudaDevAttrCanMapHostMemory:
-    case cudaDevAttrUnifiedAddressing:
-        *value = 1;
-        break;
-    default:
-        *value = 0;
-    }
+    static const std::map<cudaDeviceAttr, int> values = {
+        {cudaDevAttrComputeCapabilityMajor, settings().cc / 10},
+        {cudaDevAttrComputeCapabilityMinor, settings().cc % 10},
+        {cudaDevAttrMultiProcessorCount, settings().n_sm},
+        {cudaDevAttrMaxGridDimX, 2147483647},
+        {cudaDevAttrMaxSharedMemoryPerBlock, 48 << 10},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, 227 << 10},
+        {cudaDevAttrWarpSize, 32},
+        {cudaDevAttrCooperativeLaunch, settings().execute.empty()}, // if kernels compute, blocks run one by one
+    };
+    const auto found = values.find(attribute);
+    *value           = found != values.end() ? found->second : 0;
     return cudaSuccess;
 }
 
@@ -154,9 +117,8 @@ PRETEND_API cudaError_t cudaDeviceSynchronize() {
         misuse("the device is synchronized while a stream is under capture");
         return fail(cudaErrorStreamCaptureUnsupported);
     }
-    const int64_t start = now_ns();
     synchronize_card(current_card());
-    count(Kind::device_synchronize, legacy_stream, 0, now_ns() - start);
+    count(Kind::device_synchronize);
     return cudaSuccess;
 }
 
@@ -165,10 +127,3 @@ PRETEND_API cudaError_t cudaMemGetInfo(size_t * free, size_t * total) {
     *total = settings().memory;
     return cudaSuccess;
 }
-
-PRETEND_API cudaError_t cudaRuntimeGetVersion(int * version) {
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
-
-PRETEND_API cudaError_t cudaDriverGetVersion(int * version) { return cudaRuntimeGetVersion(version); }

@@ -21,20 +21,14 @@ struct Entry {
     Kernel           kernel;    // described at the first request, because there are thousands
 };
 
-struct Entries {
-    std::mutex                              mutex;
-    std::unordered_map<const void *, Entry> by_host; // by the host's function; entries keep their addresses
-};
-
-Entries & entries() {
-    static auto * one = new Entries;
-    return *one;
-}
+// By the host's function. Entries keep their addresses.
+auto & entries       = *new std::unordered_map<const void *, Entry>;
+auto & entries_mutex = *new std::mutex;
 
 Entry * entry_of(const void * function) {
-    const std::lock_guard lock(entries().mutex);
-    const auto            found = entries().by_host.find(function);
-    return found != entries().by_host.end() ? &found->second : nullptr;
+    const std::lock_guard lock(entries_mutex);
+    const auto            found = entries.find(function);
+    return found != entries.end() ? &found->second : nullptr;
 }
 
 Kernel & kernel_of(Entry & entry) {
@@ -102,20 +96,15 @@ cudaError_t launch(Entry * entry, dim3 grid, dim3 block, void ** arguments, size
         return fail(cudaErrorInvalidResourceHandle);
     }
     wait_implicitly((entry->loaded.fetch_or(1 << card) >> card & 1) == 0);
-    count(Kind::kernel, stream->number, 0, 0, 1, kernel.name.c_str());
-    add_launch(kernel.counter);
+    count(Kind::kernel, stream->number);
+    ++*kernel.launches;
     if (!valid(kernel, grid, block, shared, static_cast<size_t>(card))) {
         return fail(cudaErrorInvalidConfiguration);
     }
-    Operation op;
-    op.what    = entry;
-    op.cost_ns = static_cast<int64_t>(settings().kernel_us * 1000);
-    op.run     = settings().execute.empty() ? work_of(kernel, arguments, grid)
-                                            : execution(entry->fatbin, kernel.mangled, arguments, grid, block, shared);
-    if (settings().check) {
-        op.touches = touched(kernel, arguments, card);
-    }
-    stream->push(std::move(op));
+    auto run = settings().execute.empty() ? work_of(kernel, arguments, grid)
+                                          : execution(entry->fatbin, kernel.mangled, arguments, grid, block, shared);
+    stream->push({Kind::kernel, std::move(run), nullptr, touched(kernel, arguments, card),
+                  static_cast<int64_t>(settings().kernel_us * 1000), entry});
     return cudaSuccess;
 }
 
@@ -132,10 +121,9 @@ PRETEND_API void __cudaRegisterVar(void **, char *, char *, const char *, int, s
 
 PRETEND_API void __cudaRegisterFunction(void ** fatbin, const char * host, char *, const char * name, int, uint3 *,
                                         uint3 *, dim3 *, dim3 *, int *) {
-    const std::lock_guard lock(entries().mutex);
-    Entry &               entry = entries().by_host[host];
-    entry.mangled               = name;
-    entry.fatbin                = *fatbin;
+    const std::lock_guard lock(entries_mutex);
+    entries[host].mangled = name;
+    entries[host].fatbin  = *fatbin;
 }
 
 PRETEND_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {

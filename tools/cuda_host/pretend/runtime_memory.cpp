@@ -13,14 +13,6 @@ using namespace pretend;
 
 namespace {
 
-// A card waits for all work that it has queued before it frees memory. Pinned memory is every card's.
-void settle(Kind kind, const RangePtr & range) {
-    const int64_t start = now_ns();
-    const size_t  bytes = range ? range->size.load() : 0;
-    synchronize_card(range && range->where == Range::Where::device ? range->card : all_cards);
-    count(kind, legacy_stream, bytes, now_ns() - start);
-}
-
 cudaError_t free_range(void * p, Range::Where where, Kind kind) {
     if (p == nullptr) {
         return cudaSuccess;
@@ -28,8 +20,10 @@ cudaError_t free_range(void * p, Range::Where where, Kind kind) {
     if (under_capture()) {
         misuse("memory is freed while a stream is under capture");
     }
+    // A card waits for all work that it has queued before it frees memory. Pinned memory is every card's.
     const RangePtr known = find(p);
-    settle(kind, known);
+    synchronize_card(known && known->where == Range::Where::device ? known->card : all_cards);
+    count(kind);
     const RangePtr range = take(p, where);
     if (range == nullptr) {
         misuse("freed: memory that was not allocated so, or not any more");
@@ -37,13 +31,6 @@ cudaError_t free_range(void * p, Range::Where where, Kind kind) {
     }
     release(range);
     return cudaSuccess;
-}
-
-cudaError_t alloc_pinned(void ** p, size_t bytes) {
-    wait_implicitly(true);
-    *p = pinned_alloc(bytes);
-    count(Kind::host_alloc, legacy_stream, bytes);
-    return *p != nullptr ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
 // ---- copies
@@ -54,7 +41,9 @@ struct Side {
     char *   bytes;
 };
 
-bool resolve(const void * p, size_t n, bool on_device, const char * role, Side & side) {
+// Finds a side, and checks that a stream of the card may copy or fill it. A stream reaches the memory of its own card,
+// and host memory.
+bool resolve(const void * p, size_t n, bool on_device, const char * role, int card, Side & side) {
     side.range = find(p);
     side.bytes = const_cast<char *>(static_cast<const char *>(p));
     if (side.range == nullptr) {
@@ -73,17 +62,12 @@ bool resolve(const void * p, size_t n, bool on_device, const char * role, Side &
                side.range->size - static_cast<size_t>(side.bytes - side.range->base));
         return false;
     }
+    if (on_device && card != all_cards && card != side.range->card) {
+        misuse("a stream of card %d copies or fills memory of card %d", card, side.range->card);
+        return false;
+    }
     side.bytes = side.range->at(p);
     return true;
-}
-
-// A stream reaches the memory of its own card, and host memory.
-bool reaches(const Stream & stream, const RangePtr & range) {
-    if (range == nullptr || range->where != Range::Where::device || range->card == stream.card) {
-        return true;
-    }
-    misuse("a stream of card %d copies or fills memory of card %d", stream.card, range->card);
-    return false;
 }
 
 int64_t copy_ns(size_t bytes, bool over_link) {
@@ -99,9 +83,9 @@ void make_logits(char * to, size_t bytes) {
         return;
     }
     for (size_t at = 0; at < bytes; at += row) {
-        const uint64_t drawn  = mix(++n_rows);
-        const bool     agrees = static_cast<double>(drawn >> 11) * 0x1p-53 < settings().agreement;
-        const size_t   token  = static_cast<size_t>(settings().token) + (agrees ? 0 : 1 + (drawn & 15));
+        const uint64_t drawn                                              = mix(++n_rows);
+        const bool     agrees                                             = drawn % 10 != 0;
+        const size_t   token                                              = 65 + (agrees ? 0 : 1 + (drawn >> 8 & 15));
         reinterpret_cast<float *>(to + at)[token % settings().vocabulary] = 30;
     }
 }
@@ -112,7 +96,7 @@ struct Rows {
 
 size_t span(size_t pitch, const Rows & r) { return r.height == 0 ? 0 : (r.height - 1) * pitch + r.width; }
 
-cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind kind, cudaStream_t handle, bool waits,
+cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind kind, cudaStream_t handle,
                  bool between_cards = false) {
     const StreamPtr stream = stream_of(handle);
     if (stream == nullptr) {
@@ -124,36 +108,32 @@ cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind ki
     if (r.width * r.height == 0) {
         return cudaSuccess;
     }
-    if (!resolve(to, span(r.to_pitch, r), to_device, "target", target) ||
-        !resolve(from, span(r.from_pitch, r), from_device, "source", source)) {
-        return fail(cudaErrorInvalidValue);
-    }
-    if (!between_cards && (!reaches(*stream, target.range) || !reaches(*stream, source.range))) {
+    const int card = between_cards ? all_cards : stream->card;
+    if (!resolve(to, span(r.to_pitch, r), to_device, "target", card, target) ||
+        !resolve(from, span(r.from_pitch, r), from_device, "source", card, source)) {
         return fail(cudaErrorInvalidValue);
     }
     if (target.range != nullptr && target.range->read_only) {
         misuse("a copy writes memory that is registered as read-only");
         return fail(cudaErrorInvalidValue);
     }
-    const size_t bytes    = r.width * r.height;
-    const bool   pageable = target.range == nullptr || source.range == nullptr;
-    const int    number   = stream->number;
-    count(from_device ? (to_device ? Kind::copy_on_device : Kind::copy_to_host) : Kind::copy_to_device, number, bytes);
-    if (pageable && stream->capture != nullptr) {
-        misuse("a copy of pageable memory is captured");
-    }
-    Operation op;
-    op.kind    = Kind::copy_on_device;
-    op.cost_ns = copy_ns(bytes, to_device != from_device);
+    const size_t bytes = r.width * r.height;
+    Operation    op    = {Kind::copy_on_device};
+    op.cost_ns         = copy_ns(bytes, to_device != from_device);
+    count(from_device ? (to_device ? Kind::copy_on_device : Kind::copy_to_host) : Kind::copy_to_device, stream->number);
     for (const Side & side : {target, source}) {
         if (side.range != nullptr) {
             op.touches.push_back(side.range);
+        } else {
+            count(side.bytes == to ? Kind::pageable_to_host : Kind::pageable_to_device, stream->number);
         }
+    }
+    if (op.touches.size() < 2 && stream->capture != nullptr) {
+        misuse("a copy of pageable memory is captured");
     }
     std::shared_ptr<std::vector<char>> staged;
     if (source.range == nullptr) { // pageable memory is read before the call returns
         staged = std::make_shared<std::vector<char>>(source.bytes, source.bytes + span(r.from_pitch, r));
-        count(Kind::pageable_to_device, number, bytes);
     }
     op.run = [a = target.bytes, b = staged ? staged->data() : source.bytes, r, staged, logits = !to_device] {
         for (size_t i = 0; i < r.height; ++i) {
@@ -165,30 +145,7 @@ cudaError_t copy(void * to, const void * from, const Rows & r, cudaMemcpyKind ki
     };
     stream->push(std::move(op));
     constexpr size_t staged_at_once = size_t{64} << 10; // the size of a driver's own pinned memory
-    if (waits || target.range == nullptr || (source.range == nullptr && bytes > staged_at_once)) {
-        const int64_t start = now_ns();
-        stream->synchronize();
-        if (pageable) {
-            count(target.range == nullptr ? Kind::pageable_to_host : Kind::pageable_to_device, number, bytes,
-                  now_ns() - start, target.range == nullptr ? 1 : 0);
-        }
-    }
-    return cudaSuccess;
-}
-
-cudaError_t fill(void * to, int value, size_t bytes, cudaStream_t handle, bool waits) {
-    const StreamPtr stream = stream_of(handle);
-    Side            target;
-    if (stream == nullptr || !resolve(to, bytes, true, "target", target) || !reaches(*stream, target.range)) {
-        return fail(cudaErrorInvalidValue);
-    }
-    count(Kind::fill, stream->number, bytes);
-    Operation op;
-    op.kind    = Kind::fill;
-    op.touches = {target.range};
-    op.run     = [p = target.bytes, value, bytes] { std::memset(p, value, bytes); };
-    stream->push(std::move(op));
-    if (waits) {
+    if (target.range == nullptr || (source.range == nullptr && bytes > staged_at_once)) {
         stream->synchronize();
     }
     return cudaSuccess;
@@ -198,7 +155,7 @@ cudaError_t fill(void * to, int value, size_t bytes, cudaStream_t handle, bool w
 
 PRETEND_API cudaError_t cudaMalloc(void ** p, size_t bytes) {
     wait_implicitly(true);
-    count(Kind::device_alloc, legacy_stream, bytes);
+    count(Kind::device_alloc);
     *p = device_alloc(current_card(), bytes);
     return *p != nullptr || bytes == 0 ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
@@ -207,9 +164,14 @@ PRETEND_API cudaError_t cudaMallocManaged(void ** p, size_t bytes, unsigned int)
 
 PRETEND_API cudaError_t cudaFree(void * p) { return free_range(p, Range::Where::device, Kind::device_free); }
 
-PRETEND_API cudaError_t cudaMallocHost(void ** p, size_t bytes) { return alloc_pinned(p, bytes); }
+PRETEND_API cudaError_t cudaMallocHost(void ** p, size_t bytes) {
+    wait_implicitly(true);
+    *p = pinned_alloc(bytes);
+    count(Kind::host_alloc);
+    return *p != nullptr ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
 
-PRETEND_API cudaError_t cudaHostAlloc(void ** p, size_t bytes, unsigned int) { return alloc_pinned(p, bytes); }
+PRETEND_API cudaError_t cudaHostAlloc(void ** p, size_t bytes, unsigned int) { return cudaMallocHost(p, bytes); }
 
 PRETEND_API cudaError_t cudaFreeHost(void * p) { return free_range(p, Range::Where::pinned, Kind::host_free); }
 
@@ -225,7 +187,7 @@ PRETEND_API cudaError_t cudaHostGetDevicePointer(void ** device, void * host, un
 
 PRETEND_API cudaError_t cudaHostRegister(void * p, size_t bytes, unsigned int flags) {
     const bool read_only = (flags & cudaHostRegisterReadOnly) != 0;
-    count(Kind::host_register, legacy_stream, bytes);
+    count(Kind::host_register);
     if (!settings().registers || (read_only && !settings().read_only)) {
         return fail(cudaErrorNotSupported);
     }
@@ -238,7 +200,7 @@ PRETEND_API cudaError_t cudaHostRegister(void * p, size_t bytes, unsigned int fl
 
 PRETEND_API cudaError_t cudaHostUnregister(void * p) {
     const RangePtr known = find(p);
-    count(Kind::host_unregister, legacy_stream, known ? known->size.load() : 0);
+    count(Kind::host_unregister);
     if (known != nullptr && known->in_use > 0) {
         misuse("host memory is unregistered while %d queued operations use it", known->in_use.load());
     }
@@ -257,16 +219,12 @@ PRETEND_API cudaError_t cudaHostUnregister(void * p) {
 
 PRETEND_API cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t bytes, cudaMemcpyKind kind,
                                         cudaStream_t stream) {
-    return copy(to, from, {bytes, 1, bytes, bytes}, kind, stream, false);
-}
-
-PRETEND_API cudaError_t cudaMemcpy(void * to, const void * from, size_t bytes, cudaMemcpyKind kind) {
-    return copy(to, from, {bytes, 1, bytes, bytes}, kind, nullptr, true);
+    return copy(to, from, {bytes, 1, bytes, bytes}, kind, stream);
 }
 
 PRETEND_API cudaError_t cudaMemcpy2DAsync(void * to, size_t to_pitch, const void * from, size_t from_pitch,
                                           size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
-    return copy(to, from, {width, height, to_pitch, from_pitch}, kind, stream, false);
+    return copy(to, from, {width, height, to_pitch, from_pitch}, kind, stream);
 }
 
 PRETEND_API cudaError_t cudaMemcpyPeerAsync(void * to, int to_card, const void * from, int from_card, size_t bytes,
@@ -276,11 +234,23 @@ PRETEND_API cudaError_t cudaMemcpyPeerAsync(void * to, int to_card, const void *
         misuse("a copy from card %d to card %d names memory of another one", from_card, to_card);
         return fail(cudaErrorInvalidValue);
     }
-    return copy(to, from, {bytes, 1, bytes, bytes}, cudaMemcpyDeviceToDevice, stream, false, true);
+    return copy(to, from, {bytes, 1, bytes, bytes}, cudaMemcpyDeviceToDevice, stream, true);
 }
 
-PRETEND_API cudaError_t cudaMemsetAsync(void * to, int value, size_t bytes, cudaStream_t stream) {
-    return fill(to, value, bytes, stream, false);
+PRETEND_API cudaError_t cudaMemsetAsync(void * to, int value, size_t bytes, cudaStream_t handle) {
+    const StreamPtr stream = stream_of(handle);
+    Side            target;
+    if (stream == nullptr || !resolve(to, bytes, true, "target", stream->card, target)) {
+        return fail(cudaErrorInvalidValue);
+    }
+    count(Kind::fill, stream->number);
+    const auto run = [p = target.bytes, value, bytes] { std::memset(p, value, bytes); };
+    stream->push({Kind::fill, run, nullptr, {target.range}});
+    return cudaSuccess;
 }
 
-PRETEND_API cudaError_t cudaMemset(void * to, int value, size_t bytes) { return fill(to, value, bytes, nullptr, true); }
+PRETEND_API cudaError_t cudaMemset(void * to, int value, size_t bytes) {
+    const cudaError_t error = cudaMemsetAsync(to, value, bytes, nullptr);
+    stream_of(nullptr)->synchronize();
+    return error;
+}

@@ -9,24 +9,15 @@ using namespace pretend;
 
 namespace {
 
-struct Graph {
-    std::shared_ptr<const std::vector<Operation>> operations;
-};
-
-size_t n_kernels(const std::vector<Operation> & operations) {
-    return static_cast<size_t>(std::count_if(operations.begin(), operations.end(), [](const Operation & operation) {
-        return operation.kind == Kind::kernel || operation.kind == Kind::cublas;
-    }));
-}
-
 // Returns true if an executable graph can take over the other's parameters.
 bool same_shape(const std::vector<Operation> & a, const std::vector<Operation> & b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                       [](const Operation & x, const Operation & y) { return x.kind == y.kind && x.what == y.what; });
 }
 
-Graph * as_graph(cudaGraph_t handle) { return reinterpret_cast<Graph *>(handle); }
-Graph * as_graph(cudaGraphExec_t handle) { return reinterpret_cast<Graph *>(handle); }
+// Both kinds of graphs, captured and executable.
+using Graph = std::shared_ptr<const std::vector<Operation>>;
+template <typename T> Graph * as_graph(T handle) { return reinterpret_cast<Graph *>(handle); }
 
 // Refuses a call of the host on a stream under capture.
 bool refused(const std::shared_ptr<Capture> & capture, const char * call) {
@@ -41,13 +32,20 @@ bool refused(const std::shared_ptr<Capture> & capture, const char * call) {
 } // namespace
 
 PRETEND_API cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned int) {
-    *stream = add_stream();
-    count(Kind::stream_create, stream_of(*stream)->number);
+    static std::atomic<int> n_streams{per_thread_stream + 1};
+    const int               number = std::min(n_streams++, max_streams - 1);
+    *stream = reinterpret_cast<cudaStream_t>(streams.add(std::make_shared<Stream>(number, current_card())).get());
+    count(Kind::stream_create, number);
     return cudaSuccess;
 }
 
-PRETEND_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    return remove_stream(stream) ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
+PRETEND_API cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+    const StreamPtr stream = streams.find(handle, true);
+    if (stream == nullptr) {
+        return fail(cudaErrorInvalidResourceHandle);
+    }
+    stream->stop();
+    return cudaSuccess;
 }
 
 PRETEND_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
@@ -55,20 +53,14 @@ PRETEND_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     if (stream == nullptr || refused(stream->capture, "cudaStreamSynchronize")) {
         return fail(stream == nullptr ? cudaErrorInvalidResourceHandle : cudaErrorStreamCaptureUnsupported);
     }
-    const int64_t start = now_ns();
     stream->synchronize();
-    count(Kind::stream_synchronize, stream->number, 0, now_ns() - start);
+    count(Kind::stream_synchronize, stream->number);
     return cudaSuccess;
-}
-
-PRETEND_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
-    const StreamPtr stream = stream_of(handle);
-    return stream != nullptr && stream->idle() ? cudaSuccess : cudaErrorNotReady;
 }
 
 PRETEND_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned int) {
     const StreamPtr stream = stream_of(handle);
-    const EventPtr  event  = event_of(event_handle);
+    const EventPtr  event  = events.find(event_handle);
     if (stream == nullptr || event == nullptr) {
         return fail(cudaErrorInvalidResourceHandle);
     }
@@ -82,30 +74,25 @@ PRETEND_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t eve
         stream->capture->invalid = true;
         return fail(cudaErrorStreamCaptureIsolation);
     }
-    Operation op;
-    op.kind  = Kind::event_wait;
-    op.ready = event->passed();
-    stream->push(std::move(op));
+    stream->push({Kind::event_wait, nullptr, event->passed()});
     return cudaSuccess;
 }
 
 // ---- events
 
 PRETEND_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned int) {
-    *event = add_event();
-    count(Kind::event_create, legacy_stream);
+    *event = reinterpret_cast<cudaEvent_t>(events.add(std::make_shared<Event>(current_card())).get());
+    count(Kind::event_create);
     return cudaSuccess;
 }
 
-PRETEND_API cudaError_t cudaEventCreate(cudaEvent_t * event) { return cudaEventCreateWithFlags(event, 0); }
-
 PRETEND_API cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    return remove_event(event) ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
+    return events.find(event, true) != nullptr ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
 }
 
 PRETEND_API cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t handle) {
     const StreamPtr stream = stream_of(handle);
-    const EventPtr  event  = event_of(event_handle);
+    const EventPtr  event  = events.find(event_handle);
     if (stream == nullptr || event == nullptr) {
         return fail(cudaErrorInvalidResourceHandle);
     }
@@ -116,31 +103,27 @@ PRETEND_API cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t h
     count(Kind::event_record, stream->number);
     event->capture = stream->capture;
     if (event->capture == nullptr) {
-        Operation op;
-        op.kind = Kind::event_record;
-        op.run  = event->record();
-        stream->push(std::move(op));
+        stream->push({Kind::event_record, event->record()});
     }
     return cudaSuccess;
 }
 
 PRETEND_API cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-    const EventPtr event = event_of(handle);
+    const EventPtr event = events.find(handle);
     if (event == nullptr || refused(event->capture, "cudaEventSynchronize")) {
         return fail(cudaErrorInvalidResourceHandle);
     }
-    const int64_t start = now_ns();
     event->synchronize();
-    count(Kind::event_synchronize, legacy_stream, 0, now_ns() - start);
+    count(Kind::event_synchronize);
     return cudaSuccess;
 }
 
 PRETEND_API cudaError_t cudaEventQuery(cudaEvent_t handle) {
-    const EventPtr event = event_of(handle);
+    const EventPtr event = events.find(handle);
     if (event == nullptr || refused(event->capture, "cudaEventQuery")) {
         return fail(cudaErrorInvalidResourceHandle);
     }
-    count(Kind::event_query, legacy_stream);
+    count(Kind::event_query);
     return event->passed()() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -166,7 +149,7 @@ PRETEND_API cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t * 
         return fail(cudaErrorStreamCaptureUnmatched);
     }
     const auto capture = stream->capture;
-    for (const StreamPtr & other : all_streams()) {
+    for (const StreamPtr & other : streams.all()) {
         if (other->capture == capture) {
             other->capture = nullptr;
         }
@@ -178,7 +161,7 @@ PRETEND_API cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t * 
         return fail(cudaErrorStreamCaptureInvalidated);
     }
     auto operations = std::make_shared<const std::vector<Operation>>(std::move(capture->operations));
-    *graph          = reinterpret_cast<cudaGraph_t>(new Graph{std::move(operations)});
+    *graph          = reinterpret_cast<cudaGraph_t>(new Graph(std::move(operations)));
     return cudaSuccess;
 }
 
@@ -198,7 +181,7 @@ PRETEND_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 
 PRETEND_API cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long) {
     wait_implicitly(true);
-    count(Kind::graph_instantiate, legacy_stream);
+    count(Kind::graph_instantiate);
     if (settings().graph_bytes > 0 && !device_take(current_card(), settings().graph_bytes)) {
         return fail(cudaErrorMemoryAllocation);
     }
@@ -214,13 +197,13 @@ PRETEND_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 PRETEND_API cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
                                             cudaGraphExecUpdateResultInfo * info) {
-    count(Kind::graph_update, legacy_stream);
+    count(Kind::graph_update);
     *info = {};
-    if (!same_shape(*as_graph(exec)->operations, *as_graph(graph)->operations)) {
+    if (!same_shape(**as_graph(exec), **as_graph(graph))) {
         info->result = cudaGraphExecUpdateErrorTopologyChanged;
         return fail(cudaErrorGraphExecUpdateFailure);
     }
-    as_graph(exec)->operations = as_graph(graph)->operations;
+    *as_graph(exec) = *as_graph(graph);
     return cudaSuccess;
 }
 
@@ -230,9 +213,7 @@ PRETEND_API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handl
         return fail(cudaErrorInvalidResourceHandle);
     }
     wait_implicitly(false);
-    const auto & operations = as_graph(exec)->operations;
     count(Kind::graph_launch, stream->number);
-    count(Kind::graph_kernel, stream->number, 0, 0, n_kernels(*operations));
-    stream->push(sequence(operations));
+    stream->push(sequence(*as_graph(exec)));
     return cudaSuccess;
 }

@@ -9,38 +9,51 @@ namespace pretend {
 
 constexpr int max_cards = 8;
 
+// Returns what PRETEND_CUDA_`name` says, and `otherwise` if it is not set.
+std::string text(const char * name);
+double      number(const char * name, double otherwise);
+size_t      size(const char * name, double otherwise, int shift);
+
 struct Settings {
-    int         cc;            // CC: compute capability times ten; the objects are compiled for it
-    int         n_sm;          // SM: multiprocessors
-    int         cards;         // CARDS: number of cards, at most max_cards; all are alike
-    size_t      memory;        // MEMORY_MB: device memory of each card, in bytes
-    size_t      pinned;        // PINNED_MB: host memory that may be pinned, in bytes
-    bool        registers;     // REGISTER=0: host memory cannot be registered
-    bool        read_only;     // READ_ONLY=0: host memory cannot be registered as read-only
-    bool        mem_ops;       // MEM_OPS=0: streams cannot write or wait for values
-    bool        vmm;           // VMM=0: the driver has no virtual memory
-    size_t      graph_bytes;   // GRAPH_KB: device memory of each executable graph, in bytes
-    size_t      handle_bytes;  // HANDLE_MB: device memory of each handle of cuBLAS, in bytes
-    bool        event_query;   // EVENT_QUERY=0: the driver answers questions about events with an error
-    bool        full_query;    // FULL_QUERY=1: the driver has no memory to ask a stream how far it has come
-    int         implicit;      // IMPLICIT=n: a kernel's first launch and every n-th call wait for the whole card
-    bool        check;         // CHECK=0: kernels' pointers are not looked up
-    bool        abort;         // ABORT=1: a misuse ends the process, for a debugger
-    double      gb_s;          // GB_S: speed of copies between host and device; 0 = as fast as memory
-    double      copy_us;       // COPY_US: additional time of every copy
-    double      kernel_us;     // KERNEL_US: time of every kernel
-    uint64_t    seed;          // SEED: seed of the router's choices and of logits
-    size_t      vocabulary;    // VOCABULARY: copies to the host of so many floats a row are logits, and get a peak
-    double      agreement;     // AGREEMENT: share of rows whose peak is at TOKEN
-    int         token;         // TOKEN: the token of these peaks
-    bool        poison;        // POISON=1: new device memory is full of NaNs instead of zeros
-    std::string execute;       // EXECUTE: a folder: kernels compute, and their translations are kept there
-    std::string report, trace; // REPORT, TRACE: files for the counts at the end, and for a line per call
+    // Compute capability times ten. The objects are compiled for it.
+    int cc = static_cast<int>(number("CC", 90));
+    // Number of multiprocessors, and number of cards, at most max_cards. All cards are alike.
+    int n_sm  = static_cast<int>(number("SM", 132));
+    int cards = static_cast<int>(number("CARDS", 1));
+    // Device memory of each card, host memory that may be pinned, device memory of each executable graph and of each
+    // handle of cuBLAS, all in bytes.
+    size_t memory       = size("MEMORY_MB", 8192, 20);
+    size_t pinned       = size("PINNED_MB", 1 << 20, 20);
+    size_t graph_bytes  = size("GRAPH_KB", 0, 10);
+    size_t handle_bytes = size("HANDLE_MB", 0, 20);
+    // With 0: host memory cannot be registered, or not as read-only. Streams cannot write or wait for values. The
+    // driver has no virtual memory. It answers questions about events with an error.
+    bool registers   = number("REGISTER", 1) != 0;
+    bool read_only   = number("READ_ONLY", 1) != 0;
+    bool mem_ops     = number("MEM_OPS", 1) != 0;
+    bool vmm         = number("VMM", 1) != 0;
+    bool event_query = number("EVENT_QUERY", 1) != 0;
+    // With 1: the driver has no memory to ask a stream how far it has come. New device memory is full of NaNs instead
+    // of zeros.
+    bool full_query = number("FULL_QUERY", 0) != 0;
+    bool poison     = number("POISON", 0) != 0;
+    // A kernel's first launch and every n-th call wait for the whole card.
+    int implicit = static_cast<int>(number("IMPLICIT", 0));
+    // Speed of copies between host and device (0: as fast as memory), additional time of every copy, time of a kernel.
+    double gb_s      = number("GB_S", 0);
+    double copy_us   = number("COPY_US", 0);
+    double kernel_us = number("KERNEL_US", 0);
+    // Copies to the host of so many floats a row are logits, and get a peak.
+    size_t vocabulary = size("VOCABULARY", 0, 0);
+    // A folder: kernels compute, and their translations are kept there.
+    std::string execute = text("EXECUTE");
+    // A file for the counts at the end.
+    std::string report = text("REPORT");
 };
 
 const Settings & settings();
 
-// Returns a number that differs for every argument, and is the same in every run with one seed.
+// Returns a number that differs for every argument.
 uint64_t mix(uint64_t x);
 
 } // namespace pretend

@@ -5,18 +5,15 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <map>
-#include <shared_mutex>
 #include <thread>
 
 namespace pretend {
+namespace {
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
 }
-
-namespace {
 
 void sleep_until(int64_t ns) {
     constexpr int64_t short_ns = 80000; // a shorter wait is not worth a sleep
@@ -29,7 +26,7 @@ void sleep_until(int64_t ns) {
     }
 }
 
-void wait_until(const std::function<bool()> & ready) {
+template <typename F> void wait_until(const F & ready) {
     for (int i = 0; !ready(); ++i) {
         if (i < 100) {
             std::this_thread::yield();
@@ -39,12 +36,15 @@ void wait_until(const std::function<bool()> & ready) {
     }
 }
 
-void check_alive(const Operation & operation) {
+void execute(const Operation & operation) {
     for (const RangePtr & range : operation.touches) {
         if (range->gone) {
             misuse("an operation reads or writes memory that was freed or unregistered before it ran (%s)",
                    range->where == Range::Where::device ? "device" : "host");
         }
+    }
+    if (operation.run) {
+        operation.run();
     }
 }
 
@@ -61,23 +61,11 @@ void Stream::push(Operation operation) {
     const std::lock_guard lock(mutex_);
     if (!works_) {
         works_ = true;
-        std::thread([me = self.lock()] { me->work(); }).detach(); // lives as long as it has work
+        std::thread([me = shared_from_this()] { me->work(); }).detach(); // lives as long as it has work
     }
     queue_.push_back(std::move(operation));
     ++pushed_;
-    if (queue_.size() == 1) {
-        wake_.notify_one();
-    }
-}
-
-void Stream::execute(const Operation & operation) {
-    check_alive(operation);
-    if (operation.run) {
-        operation.run();
-    }
-    for (const RangePtr & range : operation.touches) {
-        --range->in_use;
-    }
+    wake_.notify_one();
 }
 
 void Stream::work() {
@@ -97,17 +85,17 @@ void Stream::work() {
             sleep_until(busy_until_);
         }
         execute(operation);
+        for (const RangePtr & range : operation.touches) {
+            --range->in_use;
+        }
         lock.lock();
         queue_.pop_front();
         ++done_;
-        over_.notify_all();
     }
 }
 
 void Stream::synchronize() {
-    std::unique_lock lock(mutex_);
-    const uint64_t   last = pushed_;
-    over_.wait(lock, [&] { return done_ >= last; });
+    wait_until([&, last = pushed_.load()] { return done_ >= last; });
 }
 
 void Stream::stop() {
@@ -117,64 +105,28 @@ void Stream::stop() {
 }
 
 std::function<void()> Event::record() {
-    const uint64_t n = ++recorded_;
-    return [state = state_, n] {
-        const std::lock_guard lock(state->mutex);
-        state->reached = std::max<uint64_t>(state->reached, n);
-        state->changed.notify_all();
-    };
+    return [reached = reached_, n = ++recorded_] { *reached = std::max<uint64_t>(*reached, n); };
 }
 
 std::function<bool()> Event::passed() const {
-    return [state = state_, n = recorded_.load()] { return state->reached >= n; };
+    return [reached = reached_, n = recorded_.load()] { return *reached >= n; };
 }
 
-void Event::synchronize() {
-    const uint64_t   n = recorded_;
-    std::unique_lock lock(state_->mutex);
-    state_->changed.wait(lock, [&] { return state_->reached >= n; });
-}
+void Event::synchronize() { wait_until(passed()); }
 
 // ---- handles
 
 namespace {
 
-struct Handles {
-    std::shared_mutex                 mutex;
-    std::map<const void *, StreamPtr> streams;
-    std::map<const void *, EventPtr>  events;
-    int                               n_streams = per_thread_stream + 1;
-};
-
-Handles & handles() {
-    static auto * one = new Handles;
-    return *one;
-}
-
-std::mutex & driver_mutex() {
-    static auto * one = new std::mutex;
-    return *one;
-}
-
-StreamPtr make_stream(int number, int card) {
-    auto stream  = std::make_shared<Stream>(number, card);
-    stream->self = stream;
-    return stream;
-}
-
-// Returns a default stream, which is made at the first request.
-StreamPtr default_stream(StreamPtr & stream, int number, size_t card) {
-    const std::lock_guard lock(handles().mutex);
-    if (stream == nullptr) {
-        stream                          = make_stream(number, static_cast<int>(card));
-        handles().streams[stream.get()] = stream;
-    }
-    return stream;
-}
+auto & driver_mutex = *new std::mutex;
 
 thread_local int card_of_thread = 0;
 
 } // namespace
+
+// They are never destroyed, because threads may outlive main().
+Table<Stream> & streams = *new Table<Stream>("a stream");
+Table<Event> &  events  = *new Table<Event>("an event");
 
 int  current_card() { return card_of_thread; }
 void set_current_card(int card) { card_of_thread = card; }
@@ -182,103 +134,44 @@ void set_current_card(int card) { card_of_thread = card; }
 void wait_implicitly(bool surely) {
     static std::atomic<int> n_calls{0};
     if (settings().implicit > 0 && (surely || ++n_calls % settings().implicit == 0)) {
-        const std::lock_guard lock(driver_mutex());
-        for (const StreamPtr & stream : all_streams()) {
+        const std::lock_guard lock(driver_mutex);
+        for (const StreamPtr & stream : streams.all()) {
             stream->synchronize();
         }
     }
 }
 
 StreamPtr stream_of(cudaStream_t handle) {
+    using Defaults               = std::array<StreamPtr, max_cards>;
+    static auto &         legacy = *new Defaults;
+    thread_local Defaults mine;
     if (settings().implicit > 0) {
-        const std::lock_guard lock(driver_mutex()); // after the call that waits
+        const std::lock_guard lock(driver_mutex); // after the call that waits
     }
-    const auto card = static_cast<size_t>(current_card());
-    if (handle == cudaStreamPerThread) {
-        thread_local std::array<StreamPtr, max_cards> mine;
-        return default_stream(mine.at(card), per_thread_stream, card);
+    const bool is_mine = handle == cudaStreamPerThread;
+    if (!is_mine && handle != nullptr && handle != cudaStreamLegacy) {
+        return streams.find(handle);
     }
-    if (handle == nullptr || handle == cudaStreamLegacy) {
-        static auto * legacy = new std::array<StreamPtr, max_cards>;
-        return default_stream(legacy->at(card), legacy_stream, card);
-    }
-    const std::shared_lock lock(handles().mutex);
-    const auto             found = handles().streams.find(handle);
-    if (found == handles().streams.end()) {
-        misuse("a call with a stream that does not exist, or no more");
-        return nullptr;
-    }
-    return found->second;
-}
-
-cudaStream_t add_stream() {
-    const std::lock_guard lock(handles().mutex);
-    const int             number    = std::min(handles().n_streams++, max_streams - 1);
-    const StreamPtr       stream    = make_stream(number, current_card());
-    handles().streams[stream.get()] = stream;
-    return reinterpret_cast<cudaStream_t>(stream.get());
-}
-
-bool remove_stream(cudaStream_t handle) {
-    const StreamPtr stream = stream_of(handle);
+    static auto &         mutex = *new std::mutex;
+    const std::lock_guard lock(mutex);
+    StreamPtr &           stream = (is_mine ? mine : legacy).at(static_cast<size_t>(current_card()));
     if (stream == nullptr) {
-        return false;
+        stream = streams.add(std::make_shared<Stream>(is_mine ? per_thread_stream : legacy_stream, current_card()));
     }
-    stream->stop();
-    const std::lock_guard lock(handles().mutex);
-    handles().streams.erase(handle);
-    return true;
-}
-
-std::vector<StreamPtr> all_streams() {
-    const std::shared_lock lock(handles().mutex);
-    std::vector<StreamPtr> all;
-    for (const auto & [handle, stream] : handles().streams) {
-        all.push_back(stream);
-    }
-    return all;
-}
-
-EventPtr event_of(cudaEvent_t handle) {
-    const std::shared_lock lock(handles().mutex);
-    const auto             found = handles().events.find(handle);
-    if (found == handles().events.end()) {
-        misuse("a call with an event that does not exist, or no more");
-        return nullptr;
-    }
-    return found->second;
-}
-
-cudaEvent_t add_event() {
-    const std::lock_guard lock(handles().mutex);
-    const auto            event   = std::make_shared<Event>(current_card());
-    handles().events[event.get()] = event;
-    return reinterpret_cast<cudaEvent_t>(event.get());
-}
-
-bool remove_event(cudaEvent_t handle) {
-    if (event_of(handle) == nullptr) {
-        return false;
-    }
-    const std::lock_guard lock(handles().mutex);
-    return handles().events.erase(handle) > 0;
+    return stream;
 }
 
 Operation sequence(const std::shared_ptr<const std::vector<Operation>> & operations) {
-    Operation whole;
-    whole.kind = Kind::graph_launch;
+    Operation whole = {Kind::graph_launch};
     for (const Operation & operation : *operations) {
         whole.cost_ns += operation.cost_ns;
     }
     whole.run = [operations] {
         for (const Operation & operation : *operations) {
-            check_alive(operation);
             if (operation.ready) {
                 wait_until(operation.ready);
             }
-            if (operation.run) {
-                operation.run();
-            }
+            execute(operation);
         }
     };
     return whole;

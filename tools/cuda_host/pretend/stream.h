@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -21,12 +22,12 @@
 namespace pretend {
 
 struct Operation {
-    Kind                  kind    = Kind::kernel;
-    const void *          what    = nullptr; // a kernel's identity, for comparing graphs
+    Kind                  kind;
+    std::function<void()> run     = nullptr; // null: only time passes
+    std::function<bool()> ready   = nullptr; // null: ready at once
+    std::vector<RangePtr> touches = {};
     int64_t               cost_ns = 0;       // time on the card
-    std::function<void()> run;               // null: only time passes
-    std::function<bool()> ready;             // null: ready at once
-    std::vector<RangePtr> touches;
+    const void *          what    = nullptr; // a kernel's identity, for comparing graphs
 };
 
 // The operations that a stream under capture got.
@@ -35,7 +36,7 @@ struct Capture {
     bool                   invalid = false;
 };
 
-class Stream {
+class Stream : public std::enable_shared_from_this<Stream> {
   public:
     Stream(int stream_number, int its_card) : number(stream_number), card(its_card) {}
 
@@ -49,14 +50,11 @@ class Stream {
     std::shared_ptr<Capture> capture;          // only the capturing thread uses it
     bool                     captures = false; // the capture began at this stream
 
-    std::weak_ptr<Stream> self;
-
   private:
     void work();
-    void execute(const Operation & operation);
 
     std::mutex              mutex_;
-    std::condition_variable wake_, over_;
+    std::condition_variable wake_;
     std::deque<Operation>   queue_;
     std::atomic<uint64_t>   pushed_{0}, done_{0};
     int64_t                 busy_until_ = 0; // the card's time, on the worker's clock
@@ -79,13 +77,8 @@ class Event {
     std::shared_ptr<Capture> capture; // the last record belongs to it
 
   private:
-    struct State {
-        std::mutex              mutex;
-        std::condition_variable changed;
-        std::atomic<uint64_t>   reached{0};
-    };
-    std::shared_ptr<State> state_ = std::make_shared<State>();
-    std::atomic<uint64_t>  recorded_{0};
+    std::shared_ptr<std::atomic<uint64_t>> reached_ = std::make_shared<std::atomic<uint64_t>>(0);
+    std::atomic<uint64_t>                  recorded_{0};
 };
 using EventPtr = std::shared_ptr<Event>;
 
@@ -93,15 +86,47 @@ using EventPtr = std::shared_ptr<Event>;
 int  current_card();
 void set_current_card(int card);
 
-// Handles. Each card has default streams, which are made at the first request. New streams and events belong to the
-// current card. An unknown handle gives null, and is a misuse.
-StreamPtr              stream_of(cudaStream_t handle);
-cudaStream_t           add_stream();
-bool                   remove_stream(cudaStream_t handle);
-std::vector<StreamPtr> all_streams();
-EventPtr               event_of(cudaEvent_t handle);
-cudaEvent_t            add_event();
-bool                   remove_event(cudaEvent_t handle);
+// The objects of one kind by their handles, which are their addresses. An unknown handle gives null, and is a misuse.
+template <typename T> class Table {
+  public:
+    explicit Table(const char * name) : name_(name) {}
+
+    std::shared_ptr<T> add(const std::shared_ptr<T> & object) {
+        const std::lock_guard lock(mutex_);
+        return objects_[object.get()] = object;
+    }
+    std::shared_ptr<T> find(const void * handle, bool removes = false) {
+        const std::lock_guard lock(mutex_);
+        const auto            found = objects_.find(handle);
+        if (found == objects_.end()) {
+            misuse("a call with %s that does not exist, or no more", name_);
+            return nullptr;
+        }
+        const auto object = found->second;
+        if (removes) {
+            objects_.erase(found);
+        }
+        return object;
+    }
+    std::vector<std::shared_ptr<T>> all() {
+        const std::lock_guard           lock(mutex_);
+        std::vector<std::shared_ptr<T>> found;
+        for (const auto & [handle, object] : objects_) {
+            found.push_back(object);
+        }
+        return found;
+    }
+
+  private:
+    std::mutex                                 mutex_;
+    const char *                               name_;
+    std::map<const void *, std::shared_ptr<T>> objects_;
+};
+extern Table<Stream> & streams;
+extern Table<Event> &  events;
+
+// Each card has default streams, which are made at the first request.
+StreamPtr stream_of(cudaStream_t handle);
 
 // Does what a driver may do inside a call that launches or allocates (it loads a kernel, it looks for memory): waits
 // for all streams, and lets no other call on a stream in meanwhile. It does so where IMPLICIT is set.
@@ -109,7 +134,5 @@ void wait_implicitly(bool surely);
 
 // Returns an operation that runs others, in order.
 Operation sequence(const std::shared_ptr<const std::vector<Operation>> & operations);
-
-int64_t now_ns();
 
 } // namespace pretend

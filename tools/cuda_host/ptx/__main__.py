@@ -1,8 +1,8 @@
 """Make a kernel of a PTX module callable: python -m tools.cuda_host.ptx MODULE.ptx KERNEL OUT.so
 
-The library has ptx_kernel() and ptx_run(launch) (lanes.h). Exit code 1 means that the kernel cannot be
-translated at all. Unknown single instructions are named on stderr, and the kernel complains where it reaches
-one.
+The library has ptx_pack(arguments, to) and ptx_run(launch) (lanes.h). Exit code 1 means that the kernel
+cannot be translated at all. Unknown single instructions are named on stderr, and the kernel complains where
+it reaches one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,9 @@ HERE = Path(__file__).resolve().parent
 # Contraction is off, because PTX says which operations are fused. -O1 is enough: kernels are long, and run a
 # few thousand times.
 FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-march=native",
-    "-ffp-contract=off",
-    "-fno-strict-aliasing",
-    "-w",
-    "-fPIC",
+    "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-fPIC",
     "-shared",
-]
+]  # fmt: skip
 HEADER = "matrices.h.gch"  # the precompiled header: a compiler looks for it in every folder of headers
 
 

@@ -13,7 +13,6 @@
 #include <memory>
 #include <vector>
 
-#include <sys/mman.h>
 #include <xmmintrin.h>
 
 namespace ptx {
@@ -53,28 +52,37 @@ struct Warp {
 
 enum class State : uint8_t { ready, warp, block, done };
 
+// Collective operations. Lanes that wait for each other must be in the same one.
+enum class Operation : uint8_t { sync, shuffle, vote, match, reduce, mma, load_matrix, move_matrix };
+
+struct Kernel {
+    void (*run)(Lane &, const char * params);
+    uint64_t static_shared; // bytes
+    bool     waits;         // true if its threads ever wait for each other
+};
+
 struct Block {
     const Launch * launch = nullptr;
+    const Kernel * kernel = nullptr;
     Index          id{};
     char *         shared = nullptr;
     uint32_t       n = 0, n_done = 0, n_waiting = 0, n_voted = 0;
-    uint32_t       votes     = 0; // of the last barrier that was passed
-    const Warp *   warps     = nullptr;
+    uint32_t       votes     = 0;       // of the last barrier that was passed
     void *         scheduler = nullptr; // the scheduler's stack pointer
     bool           failed    = false;
 };
 
 struct Lane {
-    void *       stack_pointer;
-    Block *      block;
-    Warp *       warp;
-    Index        tid;
-    int          number; // number in its warp
-    State        state;
-    uint32_t     mask;      // mask of the operation that it waits in
-    const void * operation; // identifies the operation: lanes that wait for each other must be in the same one
-    Board *      board;     // the operation's board, when it is over
-    Words        words;
+    void *    stack_pointer;
+    Block *   block;
+    Warp *    warp;
+    Index     tid;
+    int       number; // number in its warp
+    State     state;
+    uint32_t  mask; // mask of the operation that it waits in
+    Operation operation;
+    Board *   board; // the operation's board, when it is over
+    Words     words;
 };
 
 // Saves the callee's registers and the stack pointer, and continues where `to` was saved.
@@ -138,7 +146,7 @@ inline uint32_t there(const Warp & warp, uint32_t mask) {
 }
 
 // Returns true if all of the mask's lanes wait in this operation, or have ended.
-inline bool all_there(const Warp & warp, uint32_t mask, const void * operation) {
+inline bool all_there(const Warp & warp, uint32_t mask, Operation operation) {
     if ((there(warp, mask) & ~(warp.waiting | warp.done)) != 0) {
         return false;
     }
@@ -152,8 +160,8 @@ inline bool all_there(const Warp & warp, uint32_t mask, const void * operation) 
 }
 
 // Waits for the mask's lanes, each of which has set its `words`. The last lane to come calls make(board, warp, lanes).
-// Returns the board, which must be read at once. `operation` distinguishes the kinds of operations.
-template <typename Make> const Board & together(Lane & lane, uint32_t mask, const void * operation, Make make) {
+// Returns the board, which must be read at once.
+template <typename Make> const Board & together(Lane & lane, uint32_t mask, Operation operation, Make make) {
     Warp & warp = *lane.warp;
     if ((mask >> lane.number & 1) == 0) {
         stop(lane, "a lane takes part in an operation whose mask it is not in");
@@ -186,12 +194,7 @@ template <typename Make> const Board & together(Lane & lane, uint32_t mask, cons
 
 inline void nothing(Board &, Warp &, uint32_t) {}
 
-// The names of operations, by address.
-template <int> inline const char name_of = 0;
-enum { op_sync, op_shuffle, op_vote, op_match, op_reduce, op_mma, op_load_matrix, op_move_matrix };
-template <int op> const void * name() { return &name_of<op>; }
-
-inline void sync_warp(Lane & lane, uint32_t mask) { together(lane, mask, name<op_sync>(), nothing); }
+inline void sync_warp(Lane & lane, uint32_t mask) { together(lane, mask, Operation::sync, nothing); }
 
 enum class Shuffle { up, down, bfly, idx };
 
@@ -199,7 +202,7 @@ enum class Shuffle { up, down, bfly, idx };
 inline uint32_t shuffle(Lane & lane, Shuffle mode, uint32_t value, uint32_t b, uint32_t c, uint32_t mask,
                         bool * in_range) {
     lane.words[0]       = value;
-    const Board & board = together(lane, mask, name<op_shuffle>(), nothing);
+    const Board & board = together(lane, mask, Operation::shuffle, nothing);
     const int     clamp = c & 31, segment = c >> 8 & 31, me = lane.number;
     const int     last = (me & segment) | (clamp & ~segment), first = me & segment, by = b & 31;
     const int     from   = mode == Shuffle::up     ? me - by
@@ -223,7 +226,7 @@ inline uint32_t shuffle(Lane & lane, Shuffle mode, uint32_t value, uint32_t b, u
 // vote.sync.ballot. The other votes are made of it.
 inline uint32_t ballot(Lane & lane, bool vote, uint32_t mask) {
     lane.words[0]       = vote ? 1 : 0;
-    const Board & board = together(lane, mask, name<op_vote>(), nothing);
+    const Board & board = together(lane, mask, Operation::vote, nothing);
     uint32_t      all   = 0;
     for (int i = 0; i < lane.warp->n; ++i) {
         if ((mask >> i & 1) != 0 && lane.warp->lanes[i].state != State::done && board.lane[i][0] != 0) {
@@ -235,7 +238,7 @@ inline uint32_t ballot(Lane & lane, bool vote, uint32_t mask) {
 
 inline uint32_t match_any(Lane & lane, uint64_t value, uint32_t mask) {
     std::memcpy(lane.words, &value, sizeof(value));
-    const Board & board = together(lane, mask, name<op_match>(), nothing);
+    const Board & board = together(lane, mask, Operation::match, nothing);
     uint32_t      same  = 0;
     for (int i = 0; i < lane.warp->n; ++i) {
         same |= (mask >> i & 1) != 0 && std::memcmp(board.lane[i], &value, sizeof(value)) == 0 ? 1U << i : 0;
@@ -245,7 +248,7 @@ inline uint32_t match_any(Lane & lane, uint64_t value, uint32_t mask) {
 
 template <typename T, typename F> T reduce(Lane & lane, T value, uint32_t mask, F combine) {
     lane.words[0]       = static_cast<uint32_t>(value);
-    const Board & board = together(lane, mask, name<op_reduce>(), nothing);
+    const Board & board = together(lane, mask, Operation::reduce, nothing);
     bool          first = true;
     T             all   = value;
     for (int i = 0; i < lane.warp->n; ++i) {
@@ -272,33 +275,13 @@ inline uint32_t sync_block(Lane & lane, bool vote = false) {
 
 // --- Running ----------------------------------------------------------------------------------------------------
 
-struct Kernel {
-    void (*run)(Lane &, const char * params);
-    uint64_t         static_shared; // bytes
-    bool             waits;         // true if its threads ever wait for each other
-    uint32_t         n_params;
-    const uint32_t * param_offsets;
-    const uint32_t * param_sizes;
-};
-
 class Runner {
   public:
-    Runner(const Kernel & kernel, const Launch & launch) : kernel_(kernel), launch_(launch) {
-        const auto n = static_cast<size_t>(launch.block.x) * launch.block.y * launch.block.z;
-        lanes_.resize(n);
-        warps_.resize((n + n_lanes - 1) / n_lanes);
-        shared_size_   = kernel.static_shared + launch.shared + 1024;
-        shared_memory_ = map(shared_size_ + 1024);
-        if (kernel.waits) {
-            stacks_ = map(n * stack_size);
-        }
-    }
-    ~Runner() {
-        munmap(shared_memory_, shared_size_ + 1024);
-        if (stacks_ != nullptr) {
-            munmap(stacks_, lanes_.size() * stack_size);
-        }
-    }
+    Runner(const Kernel & kernel, const Launch & launch)
+        : kernel_(kernel), launch_(launch), lanes_(size_t{launch.block.x} * launch.block.y * launch.block.z),
+          warps_((lanes_.size() + n_lanes - 1) / n_lanes), shared_size_(kernel.static_shared + launch.shared + 1024),
+          shared_memory_(allocate(shared_size_ + 1024)),
+          stacks_(kernel.waits ? allocate(lanes_.size() * stack_size) : nullptr) {}
     Runner(const Runner &)             = delete;
     Runner & operator=(const Runner &) = delete;
 
@@ -318,34 +301,30 @@ class Runner {
     }
 
   private:
-    static char * map(size_t bytes) {
-        void * p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) {
-            std::fputs("no memory for a block's stacks\n", stderr);
-            std::abort();
-        }
-        return static_cast<char *>(p);
+    struct Free {
+        void operator()(char * p) const { std::free(p); }
+    };
+    using Memory = std::unique_ptr<char, Free>;
+
+    static Memory allocate(size_t bytes) {
+        constexpr size_t page = 4096;
+        return Memory(static_cast<char *>(std::aligned_alloc(page, (bytes + page - 1) / page * page)));
     }
 
-    static Runner *& current() {
-        static thread_local Runner * one = nullptr;
-        return one;
-    }
     static void begin() {
-        Runner & runner = *current();
-        Lane &   lane   = *runner.starting_;
-        runner.kernel_.run(lane, runner.launch_.params);
+        Lane & lane = *starting_;
+        lane.block->kernel->run(lane, lane.block->launch->params);
         end(lane);
     }
 
     void prepare(Index id) {
         block_        = {};
         block_.launch = &launch_;
+        block_.kernel = &kernel_;
         block_.id     = id;
-        block_.shared = shared_memory_;
-        block_.warps  = warps_.data();
+        block_.shared = shared_memory_.get();
         block_.n      = static_cast<uint32_t>(lanes_.size());
-        std::memset(shared_memory_, 0xFF, shared_size_); // no kernel may rely on the contents
+        std::memset(shared_memory_.get(), 0xFF, shared_size_); // no kernel may rely on the contents
         for (size_t i = 0; i < lanes_.size(); ++i) {
             Lane & lane = lanes_[i];
             lane.block  = &block_;
@@ -361,7 +340,7 @@ class Runner {
                 lane.warp->waiting = lane.warp->done = 0;
             }
             if (stacks_ != nullptr) {
-                auto ** top = reinterpret_cast<void **>(stacks_ + (i + 1) * stack_size);
+                auto ** top = reinterpret_cast<void **>(stacks_.get() + (i + 1) * stack_size);
                 top -= 2; // the stack is aligned to 16 bytes where a function is called
                 *top = reinterpret_cast<void *>(&begin);
                 top -= 6;
@@ -378,7 +357,6 @@ class Runner {
             }
             return !block_.failed;
         }
-        current() = this;
         while (block_.n_done < block_.n) {
             bool moved = false;
             for (Warp & warp : warps_) {
@@ -425,9 +403,10 @@ class Runner {
     std::vector<Lane> lanes_;
     std::vector<Warp> warps_;
     Block             block_;
-    char *            stacks_ = nullptr, *shared_memory_ = nullptr;
-    size_t            shared_size_ = 0;
-    Lane *            starting_    = nullptr;
+    size_t            shared_size_;
+    Memory            shared_memory_, stacks_;
+
+    static inline thread_local Lane * starting_ = nullptr;
 };
 
 } // namespace ptx

@@ -24,37 +24,27 @@ template <typename T> double element(const uint32_t * words, int i) {
 template <typename A, typename B, typename C, int m, int k>
 void multiply(Lane & lane, const uint32_t * a, const uint32_t * b, const uint32_t * c, uint32_t * d) {
     constexpr int per_word = 4 / sizeof(A), chunk = 4 * per_word, n_chunks = k / chunk, n_halves = m / 8;
+    using Sum         = std::conditional_t<std::is_integral_v<C>, int64_t, double>;
     constexpr int n_a = n_chunks * n_halves, n_b = n_chunks;
     static_assert(n_a + n_b <= n_words, "a board holds A and B");
     std::memcpy(lane.words, a, n_a * sizeof(uint32_t));
     std::memcpy(lane.words + n_a, b, n_b * sizeof(uint32_t));
-    const Board & board = together(lane, ~0U, name<op_mma>(), nothing);
+    const Board & board = together(lane, ~0U, Operation::mma, nothing);
     const int     g = lane.number / 4, t = lane.number % 4;
     for (int half = 0; half < n_halves; ++half) {
         for (int column = 0; column < 2; ++column) {
-            const int of_c  = 2 * half + column;
-            double    sum   = element<C>(c, of_c);
-            int64_t   whole = 0;
+            const int of_c = 2 * half + column;
+            Sum       sum  = static_cast<Sum>(element<C>(c, of_c));
             for (int chunk_at = 0; chunk_at < n_chunks; ++chunk_at) {
                 for (int place = 0; place < 4; ++place) {
                     const uint32_t * row = &board.lane[4 * g + place][chunk_at * n_halves + half];
                     const uint32_t * col = &board.lane[4 * (2 * t + column) + place][n_a + chunk_at];
                     for (int i = 0; i < per_word; ++i) {
-                        const double product = element<A>(row, i) * element<B>(col, i);
-                        if constexpr (std::is_integral_v<C>) {
-                            whole += static_cast<int64_t>(product);
-                        } else {
-                            sum += product;
-                        }
+                        sum += static_cast<Sum>(element<A>(row, i) * element<B>(col, i));
                     }
                 }
             }
-            C result;
-            if constexpr (std::is_integral_v<C>) {
-                result = static_cast<C>(static_cast<uint32_t>(static_cast<int64_t>(sum) + whole));
-            } else {
-                result = static_cast<C>(sum);
-            }
+            const C result = static_cast<C>(sum); // of integers, the last 32 bits
             std::memcpy(reinterpret_cast<char *>(d) + static_cast<size_t>(of_c) * sizeof(C), &result, sizeof(C));
         }
     }
@@ -63,34 +53,29 @@ void multiply(Lane & lane, const uint32_t * a, const uint32_t * b, const uint32_
 // ldmatrix: loads n matrices of 8 x 8 halves. Lane 8 i + r gives row r of matrix i, in shared memory.
 inline void load_matrices(Lane & lane, uint64_t address, int n, bool transposed, uint32_t * d) {
     std::memcpy(lane.words, &address, sizeof(address));
-    const Board & board =
-        together(lane, ~0U, name<op_load_matrix>(), [n, transposed](Board & b, Warp & warp, uint32_t) {
-            uint64_t rows[n_lanes];
-            for (int i = 0; i < n_lanes; ++i) {
-                std::memcpy(&rows[i], b.lane[i], sizeof(uint64_t));
+    const auto read = [n, transposed](Board & b, Warp & warp, uint32_t) {
+        const char * rows[n_lanes];
+        for (int i = 0; i < n_lanes; ++i) {
+            rows[i] = warp.lanes[0].block->shared + load<uint64_t>(reinterpret_cast<const char *>(b.lane[i]));
+        }
+        for (int i = 0; i < n_lanes; ++i) {
+            for (int matrix = 0; matrix < n; ++matrix) {
+                const char **first = rows + 8 * matrix, **pair = first + i % 4 * 2;
+                const int    column = i / 4 * 2;
+                b.lane[i][matrix] =
+                    transposed ? load<uint16_t>(pair[0] + column) | uint32_t{load<uint16_t>(pair[1] + column)} << 16
+                               : load<uint32_t>(first[i / 4] + i % 4 * 4);
             }
-            const char * shared = warp.lanes[0].block->shared;
-            for (int i = 0; i < n_lanes; ++i) {
-                for (int matrix = 0; matrix < n; ++matrix) {
-                    uint32_t & word = b.lane[i][matrix];
-                    if (transposed) {
-                        const uint32_t   column = static_cast<uint32_t>(i / 4) * 2;
-                        const uint64_t * r      = rows + 8 * matrix + i % 4 * 2;
-                        word = load<uint16_t>(shared + r[0] + column) | uint32_t{load<uint16_t>(shared + r[1] + column)}
-                                                                            << 16;
-                    } else {
-                        word = load<uint32_t>(shared + rows[8 * matrix + i / 4] + i % 4 * 4);
-                    }
-                }
-            }
-        });
+        }
+    };
+    const Board & board = together(lane, ~0U, Operation::load_matrix, read);
     std::memcpy(d, board.lane[lane.number], static_cast<size_t>(n) * sizeof(uint32_t));
 }
 
 // movmatrix: transposes an 8 x 8 matrix of halves.
 inline uint32_t transpose(Lane & lane, uint32_t a) {
     lane.words[0]       = a;
-    const Board & board = together(lane, ~0U, name<op_move_matrix>(), nothing);
+    const Board & board = together(lane, ~0U, Operation::move_matrix, nothing);
     const int     row = lane.number / 4, column = lane.number % 4 * 2;
     const auto    half = [&](int r, int c) { return board.lane[4 * r + c / 2][0] >> (16 * (c % 2)) & 0xFFFF; };
     return half(column, row) | half(column + 1, row) << 16;

@@ -117,14 +117,13 @@ class Module:
         opening = head.end() - 1
         closing = matching(self.text, opening, "()")
         results = re.search(r"\(([^)]*)\)", head[1])
-        parameters = [
-            declaration(part.replace(".param", "")) for part in split(self.text[opening + 1 : closing])
-        ]
+        parameters, returned = (
+            [declaration(part.replace(".param", "")) for part in split(text)]
+            for text in (self.text[opening + 1 : closing], results[1] if results else "")
+        )
         rest = re.compile(r"[;{]").search(self.text, closing)
-        body = ""
-        if rest is not None and rest[0] == "{":
-            body = self.text[rest.end() : matching(self.text, rest.start())]
-        returned = [declaration(part.replace(".param", "")) for part in split(results[1])] if results else []
+        has_body = rest is not None and rest[0] == "{"
+        body = self.text[rest.end() : matching(self.text, rest.start())] if rest and has_body else ""
         return Function(name, ".entry" in head[1], parameters, returned, body)
 
     def variables(self) -> dict[str, tuple[str, Variable]]:
@@ -149,30 +148,18 @@ class Statement:
     operands: list[str] = field(default_factory=list)
 
 
-_LABEL = re.compile(r"\s*([$\w]+)\s*:(?!:)")
+_STATEMENT = re.compile(r"\s*(?:([{}])|([$\w]+)\s*:(?!:)|([^;]*);)")
 _INSTRUCTION = re.compile(r"(?:@(!?%?[$\w]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 
 
 def statements(body: str) -> list[Statement]:
-    found, at = [], 0
-    while True:
-        while at < len(body) and body[at].isspace():
-            at += 1
-        if at == len(body):
-            return found
-        if body[at] in "{}":
-            found.append(Statement("open" if body[at] == "{" else "close", body[at]))
-            at += 1
-            continue
-        label = _LABEL.match(body, at)
-        if label is not None:
-            found.append(Statement("label", label[1]))
-            at = label.end()
-            continue
-        end = body.index(";", at)
-        text = body[at:end].strip()
-        at = end + 1
-        if text.startswith("."):
+    found = []
+    for brace, label, text in _STATEMENT.findall(body):
+        if brace:
+            found.append(Statement("open" if brace == "{" else "close", brace))
+        elif label:
+            found.append(Statement("label", label))
+        elif text.startswith("."):
             found.append(Statement("directive", text))
         elif text:
             match = _INSTRUCTION.fullmatch(text)
@@ -180,3 +167,4 @@ def statements(body: str) -> list[Statement]:
                 raise PtxError(f"not an instruction: {text[:80]}")
             op = match[2].replace("::", "__").split(".")
             found.append(Statement("instruction", text, match[1] or "", op, split(match[3])))
+    return found

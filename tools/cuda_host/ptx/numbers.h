@@ -4,6 +4,7 @@
 #include "lanes.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <type_traits>
 
@@ -34,8 +35,6 @@ using WordOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<s
 template <typename T, typename R> T as(R word) {
     if constexpr (std::is_integral_v<T>) {
         return static_cast<T>(word);
-    } else if constexpr (sizeof(T) == sizeof(R)) {
-        return bits<T>(word);
     } else {
         return bits<T>(static_cast<WordOf<T>>(word));
     }
@@ -45,8 +44,6 @@ template <typename T, typename R> T as(R word) {
 template <typename R, typename T> R word(T value) {
     if constexpr (std::is_integral_v<T>) {
         return static_cast<R>(value); // signed types extend their sign
-    } else if constexpr (sizeof(T) == sizeof(R)) {
-        return bits<R>(value);
     } else {
         return static_cast<R>(bits<WordOf<T>>(value));
     }
@@ -62,55 +59,40 @@ using Wide =
                                           std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>>>;
 template <typename T> using Unsigned = std::make_unsigned_t<T>;
 
-inline f32 toward_zero(double exact) {
-    const f32 near = static_cast<f32>(exact);
-    return std::fabs(static_cast<double>(near)) > std::fabs(exact) ? std::nextafterf(near, 0.0F) : near;
-}
-inline f32 downward(double exact) {
-    const f32 near = static_cast<f32>(exact);
-    return near > exact ? std::nextafterf(near, -INFINITY) : near;
-}
-inline f32 upward(double exact) {
-    const f32 near = static_cast<f32>(exact);
-    return near < exact ? std::nextafterf(near, INFINITY) : near;
-}
-
-enum class Round { rn, rz, rm, rp };
+enum class Round { rn, rz };
 
 template <typename T, Round round, typename X> T rounded(X exact) {
-    if constexpr (std::is_same_v<T, f32> && round != Round::rn) {
-        const auto x = static_cast<double>(exact);
-        return round == Round::rz ? toward_zero(x) : round == Round::rm ? downward(x) : upward(x);
-    } else {
-        return static_cast<T>(exact);
+    static_assert(round == Round::rn || sizeof(T) < sizeof(f64), "doubles are rounded to the nearest number");
+    const T near = static_cast<T>(exact);
+    if (round == Round::rz && std::fabs(static_cast<f64>(near)) > std::fabs(static_cast<f64>(exact))) {
+        return bits<T>(static_cast<WordOf<T>>(bits<WordOf<T>>(near) - 1));
     }
+    return near;
 }
 
+// Computes f with the floats, or in double precision where that has to be rounded.
+template <typename T, Round round, typename F> T computed(F f, T a, T b) {
+    if constexpr (round == Round::rn && !std::is_same_v<T, bf16>) {
+        return f(a, b);
+    } else {
+        return rounded<T, round>(f(static_cast<double>(a), static_cast<double>(b)));
+    }
+}
 template <typename T, Round round = Round::rn> T add(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
         return static_cast<T>(static_cast<Unsigned<T>>(a) + static_cast<Unsigned<T>>(b));
-    } else if constexpr (round == Round::rn && !std::is_same_v<T, bf16>) {
-        return a + b;
     } else {
-        return rounded<T, round>(static_cast<double>(a) + static_cast<double>(b));
+        return computed<T, round>(std::plus<>(), a, b);
     }
 }
 template <typename T, Round round = Round::rn> T sub(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
         return static_cast<T>(static_cast<Unsigned<T>>(a) - static_cast<Unsigned<T>>(b));
-    } else if constexpr (round == Round::rn && !std::is_same_v<T, bf16>) {
-        return a - b;
     } else {
-        return rounded<T, round>(static_cast<double>(a) - static_cast<double>(b));
+        return computed<T, round>(std::minus<>(), a, b);
     }
 }
-template <typename T, Round round = Round::rn> T mul(T a, T b) {
-    if constexpr (round == Round::rn && !std::is_same_v<T, bf16>) {
-        return a * b;
-    } else {
-        return rounded<T, round>(static_cast<double>(a) * static_cast<double>(b));
-    }
-}
+template <typename T, Round round = Round::rn> T mul(T a, T b) { return computed<T, round>(std::multiplies<>(), a, b); }
 template <typename T, Round round = Round::rn> T fma(T a, T b, T c) {
     if constexpr (std::is_same_v<T, f64>) {
         return __builtin_fma(a, b, c);
@@ -144,33 +126,30 @@ template <typename T> T remainder_of(T a, T b) {
 }
 template <typename T> bool nan(T x) {
     if constexpr (is_float<T>) {
-        return std::isnan(static_cast<f32>(x));
+        return std::isnan(static_cast<f64>(x));
     }
     return false;
 }
-template <> inline bool nan<f64>(f64 x) { return std::isnan(x); }
-template <typename T> T minimum(T a, T b) { return nan(a) ? b : nan(b) ? a : b < a ? b : a; }
-template <typename T> T maximum(T a, T b) { return nan(a) ? b : nan(b) ? a : a < b ? b : a; }
-template <typename T> T minimum_nan(T a, T b) { return nan(a) ? a : nan(b) ? b : minimum(a, b); }
-template <typename T> T maximum_nan(T a, T b) { return nan(a) ? a : nan(b) ? b : maximum(a, b); }
-template <typename T> T negate(T a) {
-    if constexpr (std::is_integral_v<T>) {
-        return sub(T{0}, a);
-    } else if constexpr (std::is_same_v<T, bf16>) {
-        a.word ^= 0x8000;
-        return a;
+// A NaN is left out, or with `keeps_nan` the result.
+template <bool keeps_nan = false, typename T> T minimum(T a, T b) {
+    return nan(a) ? (keeps_nan ? a : b) : nan(b) ? (keeps_nan ? b : a) : b < a ? b : a;
+}
+template <bool keeps_nan = false, typename T> T maximum(T a, T b) {
+    return nan(a) ? (keeps_nan ? a : b) : nan(b) ? (keeps_nan ? b : a) : a < b ? b : a;
+}
+template <typename T> constexpr WordOf<T> sign_bit = WordOf<T>{1} << (8 * sizeof(T) - 1);
+template <typename T> T                   negate(T a) {
+                      if constexpr (std::is_integral_v<T>) {
+                          return sub(T{0}, a);
     } else {
-        return -a;
+                          return bits<T>(static_cast<WordOf<T>>(bits<WordOf<T>>(a) ^ sign_bit<T>));
     }
 }
 template <typename T> T magnitude(T a) {
     if constexpr (std::is_integral_v<T>) {
         return a < 0 ? sub(T{0}, a) : a;
-    } else if constexpr (std::is_same_v<T, bf16>) {
-        a.word &= 0x7FFF;
-        return a;
     } else {
-        return std::signbit(static_cast<f64>(a)) ? -a : a;
+        return bits<T>(static_cast<WordOf<T>>(bits<WordOf<T>>(a) & ~sign_bit<T>));
     }
 }
 template <typename T> T saturate(T a) { return nan(a) || !(a > T(0)) ? T(0) : a > T(1) ? T(1) : a; }
@@ -212,28 +191,13 @@ inline uint32_t logic(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
 }
 template <typename T> T field(T a, uint32_t position, uint32_t length) {
     constexpr uint32_t width = 8 * sizeof(T);
-    position &= 255, length &= 255;
-    if (length == 0) {
-        return 0;
-    }
-    const uint32_t sign_at = std::min(position + length - 1, width - 1);
-    const bool     sign    = std::is_signed_v<T> && (static_cast<Unsigned<T>>(a) >> sign_at & 1) != 0;
-    Unsigned<T>    r       = 0;
-    for (uint32_t i = 0; i < width; ++i) {
-        const bool bit =
-            i < length && position + i < width ? (static_cast<Unsigned<T>>(a) >> (position + i) & 1) != 0 : sign;
-        r |= static_cast<Unsigned<T>>(bit) << i;
-    }
-    return static_cast<T>(r);
+    const uint32_t     n = length & 255, spare = n < width ? width - n : 0;
+    return n == 0 ? T{0} : shift_right(shift_left(shift_right(a, position & 255), spare), spare);
 }
 template <typename T> T insert(T a, T b, uint32_t position, uint32_t length) {
-    constexpr uint32_t width = 8 * sizeof(T);
-    position &= 255, length &= 255;
-    for (uint32_t i = 0; i < length && position + i < width; ++i) {
-        const T bit = T{1} << (position + i);
-        b           = static_cast<T>((b & ~bit) | ((a >> i & 1) << (position + i)));
-    }
-    return b;
+    const T ones = static_cast<T>(~shift_left(static_cast<T>(~T{0}), length & 255));
+    const T mask = shift_left(ones, position & 255);
+    return static_cast<T>((b & ~mask) | (shift_left(a, position & 255) & mask));
 }
 inline uint32_t mask_of_bits(uint32_t position, uint32_t length, bool wraps) {
     if (wraps) {
@@ -248,7 +212,6 @@ inline uint32_t reverse(uint32_t a) {
     }
     return r;
 }
-inline uint32_t find_leading(uint32_t a) { return a == 0 ? ~0U : 31U - static_cast<uint32_t>(__builtin_clz(a)); }
 inline uint32_t leading_zeros(uint64_t a, uint32_t width) {
     return a == 0 ? width : static_cast<uint32_t>(__builtin_clzll(a)) - (64 - width);
 }
@@ -272,31 +235,16 @@ template <typename A, typename B> int32_t dot4(uint32_t a, uint32_t b, int32_t c
     }
     return static_cast<int32_t>(sum);
 }
-template <typename A, typename B> int32_t dot2(uint32_t a, uint32_t b, int32_t c, bool high) {
-    uint32_t sum = static_cast<uint32_t>(c);
-    for (int i = 0; i < 2; ++i) {
-        sum += static_cast<uint32_t>(int32_t{static_cast<A>(a >> (16 * i))} *
-                                     int32_t{static_cast<B>(b >> (8 * (i + (high ? 2 : 0))))});
-    }
-    return static_cast<int32_t>(sum);
-}
 
 enum class Whole { none, near, zero, down, up };
 
 template <typename T> T whole(T x, Whole mode) {
     const auto d = static_cast<double>(x);
-    switch (mode) {
-    case Whole::near:
-        return static_cast<T>(std::nearbyint(d));
-    case Whole::zero:
-        return static_cast<T>(std::trunc(d));
-    case Whole::down:
-        return static_cast<T>(std::floor(d));
-    case Whole::up:
-        return static_cast<T>(std::ceil(d));
-    default:
-        return x;
-    }
+    return mode == Whole::near   ? static_cast<T>(std::nearbyint(d))
+           : mode == Whole::zero ? static_cast<T>(std::trunc(d))
+           : mode == Whole::down ? static_cast<T>(std::floor(d))
+           : mode == Whole::up   ? static_cast<T>(std::ceil(d))
+                                 : x;
 }
 
 // cvt: floats to integers stop at the integers' limits, NaN becomes 0.
@@ -313,24 +261,12 @@ template <typename To, typename From, Whole mode = Whole::none, Round round = Ro
                                                                         : static_cast<To>(d);
     } else if constexpr (std::is_integral_v<To>) {
         return static_cast<To>(x);
+    } else if constexpr (std::is_integral_v<From> && !(std::is_same_v<To, f32> && round == Round::rn)) {
+        return rounded<To, round>(static_cast<double>(x));
     } else if constexpr (std::is_integral_v<From>) {
-        if constexpr (std::is_same_v<To, f32> && round == Round::rn) {
-            return static_cast<f32>(x);
-        } else {
-            return rounded<To, round>(static_cast<double>(x));
-        }
+        return static_cast<f32>(x);
     } else if constexpr (std::is_same_v<To, From>) {
         return whole(x, mode);
-    } else if constexpr (std::is_same_v<To, f16> && round != Round::rn) {
-        f16 near = static_cast<f16>(x); // towards zero, the only other rounding that occurs
-        if (std::fabs(static_cast<double>(near)) > std::fabs(static_cast<double>(x))) {
-            near = bits<f16>(static_cast<uint16_t>(bits<uint16_t>(near) - 1));
-        }
-        return near;
-    } else if constexpr (std::is_same_v<To, f16> && std::is_same_v<From, f64>) {
-        return static_cast<f16>(x);
-    } else if constexpr (std::is_same_v<To, f16>) {
-        return static_cast<f16>(static_cast<f32>(x));
     } else {
         return rounded<To, round>(whole(x, mode));
     }
@@ -340,5 +276,7 @@ template <typename To, typename From> To convert_limited(From x) {
     const auto wide = static_cast<__int128>(x);
     return wide > Limits::max() ? Limits::max() : wide < Limits::min() ? Limits::min() : static_cast<To>(x);
 }
+template <typename T> T add_limited(T a, T b) { return convert_limited<T>(int64_t{a} + int64_t{b}); }
+template <typename T> T sub_limited(T a, T b) { return convert_limited<T>(int64_t{a} - int64_t{b}); }
 
 } // namespace ptx

@@ -6,11 +6,12 @@ stops the kernel where it gets there.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from . import arithmetic, choosing, memory, threads  # noqa: F401  (they fill the table)
 from .module import Function, Module, PtxError, Statement, Variable, declaration, split, statements, width
-from .operands import INSTRUCTIONS, Place
+from .operands import INSTRUCTIONS, Place, identifier, label, literal
 
 WORDS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
 SHARED_ALIGN = 128
@@ -20,8 +21,14 @@ def aligned(offset: int, alignment: int) -> int:
     return (offset + alignment - 1) // alignment * alignment
 
 
-def identifier(name: str) -> str:
-    return re.sub(r"\W", "_", name.lstrip("%"))
+def offsets_of(variables: list[Variable]) -> list[int]:
+    """Return the offsets of variables that lie one behind the other."""
+    found, at = [], 0
+    for variable in variables:
+        at = aligned(at, variable.alignment)
+        found.append(at)
+        at += variable.size
+    return found
 
 
 class Translation:
@@ -32,7 +39,7 @@ class Translation:
         self.globals: dict[str, str] = {}  # name -> definition
         self.shared: dict[str, int] = {}  # name -> offset
         self.shared_size = 0
-        self.functions: dict[str, str] = {}  # name -> definition, in the order in which they were finished
+        self.functions: dict[str, str] = {}  # name -> definition
         self.unknown: list[str] = []
 
     def place_shared(self, variable: Variable, key: str) -> None:
@@ -62,20 +69,11 @@ class Translation:
         for value in variable.initial:
             if not re.match(r"-?\d", value):
                 raise PtxError(f"{variable.name} is initialized with an address")
-            values.append(self.immediate(value))
+            values.append(literal(value))
         kind = WORDS[width(variable.type)]
         text = ", ".join(f"static_cast<{kind}>({value})" for value in values)
         name = f"G_{identifier(variable.name)}[{max(variable.count, 1)}]"
         return f"alignas({max(variable.alignment, 8)}) {kind} {name} = {{{text}}};"
-
-    @staticmethod
-    def immediate(text: str) -> str:
-        if text[:2] in ("0f", "0F"):
-            return f"0x{text[2:]}u"
-        if text[:2] in ("0d", "0D"):
-            return f"0x{text[2:]}ull"
-        value = int(text.rstrip("U"), 0)
-        return f"{value}ll" if value < 1 << 63 else f"{value}ull"
 
     def function(self, name: str) -> str:
         """Translate a function. Return its C++ name."""
@@ -85,10 +83,8 @@ class Translation:
         function = self.module.function(name)
         if function is None or not function.body:
             raise PtxError(f"a call of {name}, which the module does not have")
-        self.functions[name] = ""
-        text = Body(self, function).text()
-        del self.functions[name]
-        self.functions[name] = text
+        self.functions[name] = ""  # a function may call itself
+        self.functions[name] = Body(self, function).text()
         return called
 
     def source(self, entry: str) -> str:
@@ -96,12 +92,12 @@ class Translation:
         if kernel is None or not kernel.is_entry:
             raise PtxError(f"the module has no kernel {entry}")
         called = self.function(entry)
-        offsets, sizes, at = [], [], 0
-        for parameter in kernel.parameters:
-            at = aligned(at, parameter.alignment)
-            offsets.append(at)
-            sizes.append(parameter.size)
-            at += parameter.size
+        offsets = offsets_of(kernel.parameters)
+        copies = "".join(
+            f"std::memcpy(to + {offset}, from[{i}], {parameter.size}); "
+            for i, (offset, parameter) in enumerate(zip(offsets, kernel.parameters, strict=True))
+        )
+        size = offsets[-1] + kernel.parameters[-1].size if offsets else 0
         bodies = "\n".join(self.functions.values())
         waits = re.search(
             r"\b(together|sync_\w+|shuffle|ballot|match_any|reduce|stop|end|multiply|load_matrices|transpose)(<|\()",
@@ -116,12 +112,14 @@ class Translation:
             *self.globals.values(),
             *(f"void {head(self.module.function(name))};" for name in self.functions),
             bodies,
-            f"const uint32_t offsets[] = {{{', '.join(map(str, [*offsets, 0]))}}};",
-            f"const uint32_t sizes[] = {{{', '.join(map(str, [*sizes, 0]))}}};",
             f"const bool waits = {str(waits is not None).lower()};",
-            f"const Kernel kernel = {{{called}, dynamic_shared, waits, {len(sizes)}, offsets, sizes}};",
+            f"const Kernel kernel = {{{called}, dynamic_shared, waits}};",
             "} // namespace",
-            'extern "C" const Kernel * ptx_kernel() { return &kernel; }',
+            "// Copies a launch's arguments to where the kernel expects them. Returns their size in bytes.",
+            'extern "C" uint64_t ptx_pack(void ** from, char * to) {',
+            f"  if (to != nullptr) {{ {copies}}}",
+            f"  return {size};",
+            "}",
             'extern "C" int ptx_run(const Launch * launch) { return Runner(kernel, *launch).run() ? 0 : 1; }',
         ]
         return "\n".join(parts) + "\n"
@@ -129,87 +127,45 @@ class Translation:
 
 def head(function: Function | None) -> str:
     assert function is not None
-    name = f"F_{identifier(function.name)}"
-    return (
-        f"{name}(Lane & L, const char * P)"
-        if function.is_entry
-        else f"{name}(Lane & L, char * const * RET, char * const * ARG)"
-    )
+    parameters = "const char * P" if function.is_entry else "char * const * RET, char * const * ARG"
+    return f"F_{identifier(function.name)}(Lane & L, {parameters})"
 
 
 class Body(Place):
     """The body of one function."""
 
     def __init__(self, translation: Translation, function: Function) -> None:
+        super().__init__(translation.symbol)
         self.translation = translation
         self.function = function
-        self.scopes: list[dict[str, str]] = [{}]  # declared name -> C++ name
-        self.declared: dict[str, str] = {}  # C++ name -> type of word
-        self.families: list[tuple[str, str]] = []  # registers declared by number: prefix, type
-        self.spaces: dict[str, tuple[str, str]] = {}  # C++ name of a variable -> (space, address)
         self.depots: list[str] = []
-        self.targets: dict[str, list[str]] = {}
         self.n_scopes = 0
-        at = 0
-        for i, parameter in enumerate(function.parameters):
-            at = aligned(at, parameter.alignment)
-            place = f"P + {at}" if function.is_entry else f"ARG[{i}]"
-            self.scopes[0][parameter.name] = key = f"param {parameter.name}"
-            self.spaces[key] = ("param", f"({place})")
-            at += parameter.size
+        for i, offset in enumerate(offsets_of(function.parameters)):
+            place = f"P + {offset}" if function.is_entry else f"ARG[{i}]"
+            self.declare(function.parameters[i].name, f"param {i}", "param", f"({place})")
         for i, result in enumerate(function.results):
-            self.scopes[0][result.name] = key = f"param {result.name}"
-            self.spaces[key] = ("param", f"RET[{i}]")
+            self.declare(result.name, f"result {i}", "param", f"RET[{i}]")
 
-    # --- names
-
-    def lookup(self, name: str) -> str | None:
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        for prefix, kind in self.families:
-            if re.fullmatch(re.escape(prefix) + r"\d+", name):
-                self.scopes[0][name] = key = f"R_{identifier(name)}"
-                self.declared[key] = kind
-                return key
-        return None
-
-    def word_type(self, name: str) -> str:
-        key = self.lookup(name)
-        if key is None or key not in self.declared:
-            raise PtxError(f"{name} is not a register")
-        return self.declared[key]
-
-    def symbol(self, name: str) -> tuple[str, str] | None:
-        key = self.lookup(name)
-        if key is not None:
-            return self.spaces.get(key)
-        return self.translation.symbol(name)
+    def declare(self, name: str, key: str, space: str, address: str) -> None:
+        self.scopes[-1][name] = key
+        self.spaces[key] = (space, address)
 
     # --- statements
 
     def text(self) -> str:
         every = statements(self.function.body)
-        for statement in every:  # lists of targets may stand behind the branch
-            if statement.kind == "label":
-                label = statement.text
-            elif statement.kind == "directive" and statement.text.startswith(".branchtargets"):
-                self.targets[label] = split(statement.text.removeprefix(".branchtargets"))
-        lines = []
-        for statement in every:
-            lines.append(self.statement(statement))
-        registers = "\n".join(f"  {kind} {name}{{}};" for name, kind in self.declared.items())
-        code = "\n".join(line for line in lines if line)
-        return (
-            f"void {head(self.function)} {{\n{registers}\n"
-            + "\n".join(self.depots)
-            + f"\n{code}\n  return;\n}}\n"
-        )
+        for name, statement in itertools.pairwise(every):  # lists of targets may stand behind the branch
+            if statement.kind == "directive" and statement.text.startswith(".branchtargets"):
+                self.targets[name.text] = split(statement.text.removeprefix(".branchtargets"))
+        lines = [self.statement(statement) for statement in every]
+        registers = [f"  {kind} {name}{{}};" for name, kind in self.registers.items()]
+        code = [f"void {head(self.function)} {{", *registers, *self.depots, *filter(None, lines)]
+        return "\n".join([*code, "  return;", "}", ""])
 
     def statement(self, statement: Statement) -> str:
         match statement.kind:
             case "label":
-                return f"{self.label(statement.text)}:;" if statement.text not in self.targets else ""
+                return f"{label(statement.text)}:;" if statement.text not in self.targets else ""
             case "open":
                 self.scopes.append({})
                 self.n_scopes += 1
@@ -231,47 +187,40 @@ class Body(Place):
             return f"  if ({sign}{self.lookup(name)}) {{ {code} }}"
         return f"  {{ {code} }}"
 
-    def label(self, name: str) -> str:
-        return f"L_{identifier(name)}"
-
     def directive(self, text: str) -> None:
-        kind, _, rest = text.partition(" ")
-        kind = kind.split("\t")[0]
+        kind, *_ = text.split(maxsplit=1)
         rest = text[len(kind) :].strip()
         if kind == ".reg":
-            found = re.match(r"\.(\w+)\s+(.*)", rest, re.S)
-            if found is None:
-                raise PtxError(f"not a declaration: {text}")
-            word = "bool" if found[1] == "pred" else WORDS[width(found[1])]
-            for name in split(found[2]):
+            of_type, names = rest.split(maxsplit=1)
+            word = "bool" if of_type == ".pred" else WORDS[width(of_type[1:])]
+            for name in split(names):
                 family = re.fullmatch(r"([$%\w]+)<\d+>", name)
                 if family is not None:
                     self.families.append((family[1], word))
                 else:
-                    key = f"R_{identifier(name)}_s{self.n_scopes}"
-                    self.scopes[-1][name] = key
-                    self.declared[key] = word
+                    self.scopes[-1][name] = key = f"R_{identifier(name)}_s{self.n_scopes}"
+                    self.registers[key] = word
         elif kind in (".local", ".param"):
             variable = declaration(rest)
             key = f"D_{identifier(variable.name)}_s{self.n_scopes}"
-            self.scopes[-1][variable.name] = key
-            self.spaces[key] = (kind[1:], key if kind == ".param" else f"reinterpret_cast<uint64_t>({key})")
+            address = key if kind == ".param" else f"reinterpret_cast<uint64_t>({key})"
+            self.declare(variable.name, key, kind[1:], address)
             self.depots.append(f"  alignas(16) char {key}[{max(variable.size, 1)}];")
         elif kind == ".shared":
             variable = declaration(rest)
             key = f"{self.function.name} {variable.name}"
             self.translation.place_shared(variable, key)
-            self.scopes[-1][variable.name] = key
-            self.spaces[key] = ("shared", f"{self.translation.shared[key]}u")
+            self.declare(variable.name, key, "shared", f"{self.translation.shared[key]}u")
         elif kind not in (".pragma", ".loc", ".branchtargets", ".callprototype", ".file"):
             raise PtxError(f"unknown directive {text[:60]}")
 
     def instruction(self, statement: Statement) -> str:
-        op = statement.op
-        make = INSTRUCTIONS.get(op[0])
-        if make is None:
+        operation, *parts = statement.op
+        if operation == "call":
+            return self.call(statement.operands)
+        if operation not in INSTRUCTIONS:
             raise PtxError("unknown operation")
-        return make(self, op[1:], statement.operands)
+        return INSTRUCTIONS[operation](self, parts, statement.operands)
 
     # --- calls
 
@@ -287,11 +236,9 @@ class Body(Place):
             return "" if not results else f"std::memset({self.parameter(results[0])}, 0, 4);"
         if name == "__assertfail":
             return 'stop(L, "an assertion failed");'
-        if name.startswith("%"):
-            raise PtxError("a call by address")
-        called = self.translation.function(name)
-        lists = [", ".join([*map(self.parameter, names), "nullptr"]) for names in (results, arguments)]
-        return f"char * ret[] = {{{lists[0]}}}; char * arg[] = {{{lists[1]}}}; {called}(L, ret, arg);"
+        called = self.translation.function(name)  # not for a call by address, which is unknown
+        ret, arg = (", ".join([*map(self.parameter, names), "nullptr"]) for names in (results, arguments))
+        return f"char * ret[] = {{{ret}}}; char * arg[] = {{{arg}}}; {called}(L, ret, arg);"
 
     def parameter(self, name: str) -> str:
         found = self.symbol(name)

@@ -1,4 +1,5 @@
-"""Fixtures of the emulator's tests: tiny models, the unpatched library, and translated kernels' header."""
+"""Fixtures of the emulator's tests: spac on the pretend card, tiny models, unpatched libraries, and the
+header of translated kernels."""
 
 from __future__ import annotations
 
@@ -9,11 +10,30 @@ from pathlib import Path
 import pytest
 
 from tools.compare import reference_library
+from tools.cuda_host.build import package_of
 from tools.cuda_host.ptx.__main__ import HEADER, precompile
 from tools.models import FAMILIES, Shape, write_model
 
 os.environ["SPAC_STATE"] = "off"
 TinyModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the package of SPAC_CUDA_BUILD, which names a build folder of spac with CUDA (cmake -G Ninja),
+    or the folder that `python -m tools.cuda_host --out` has left."""
+    if "SPAC_CUDA_BUILD" not in os.environ:
+        pytest.skip("SPAC_CUDA_BUILD names no CUDA build")
+    return package_of(Path(os.environ["SPAC_CUDA_BUILD"]), tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="session")
+def stock(package: Path) -> Path:
+    """Return the folder of the unpatched library on the pretend card."""
+    folder = package / "spac" / "lib" / "reference"
+    if not (folder / "libllama.so").is_file():
+        pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
+    return folder
 
 
 @pytest.fixture(scope="session")

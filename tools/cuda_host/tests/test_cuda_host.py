@@ -1,16 +1,10 @@
 """spac's CUDA build runs on the pretend card: real ggml-cuda host code, spac's real backend, kernels that do
 nothing.
-
-These tests run if SPAC_CUDA_BUILD names a build folder of spac with CUDA (cmake -G Ninja), or the folder that
-`python -m tools.cuda_host --out` has left. They need no GPU.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,22 +12,14 @@ from typing import Any
 
 import pytest
 
-from tools.cuda_host.build import ROOT, package_of
-from tools.cuda_host.jobs import Job, JobError, Result, run
-
-pytestmark = pytest.mark.skipif(
-    "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
-)
+from tools.cuda_host.build import ROOT
+from tools.cuda_host.jobs import Job, JobError, Result, python, run, settings
+from tools.models import Shape, write_model
 
 QUARTER = {"slots": "25%", "scheduler": "static", "lookahead": 3}
 ALL = QUARTER | {"slots": "100%"}
 ALLOCATIONS = ("device_alloc", "device_free", "host_alloc", "host_free", "host_register", "stream_create")
 CAPTURES = ("graph_capture", "graph_instantiate", "graph_update")
-
-
-@pytest.fixture(scope="session")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return package_of(Path(os.environ["SPAC_CUDA_BUILD"]), tmp_path_factory.mktemp("cuda"))
 
 
 def run_clean(job: Job, package: Path) -> Result:
@@ -44,23 +30,21 @@ def run_clean(job: Job, package: Path) -> Result:
 
 def test_the_card_is_found(package: Path) -> None:
     code = "from spac import _core; print([device.name for device in _core.devices()])"
-    environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = python(package, "-c", code)
     assert done.stdout.strip() == "['CUDA0', 'simulated']", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "whole"),
-    [
-        ({}, True),
-        ({"draft": True, "draft_length": 2}, True),
-        ({"device": "CUDA0,CUDA1"}, True),
-        ({"parallel": 2}, True),
-        ({"slots": "100%"}, False),
-        ({"vram_limit": "285M"}, False),  # The margin is 256 MiB.
-    ],
-    ids=["all", "draft", "two cards", "several", "slots", "limit"],
-)
+WHOLE: dict[str, tuple[dict[str, Any], bool]] = {
+    "all": ({}, True),
+    "draft": ({"draft": True, "draft_length": 2}, True),
+    "two cards": ({"device": "CUDA0,CUDA1"}, True),
+    "several": ({"parallel": 2}, True),
+    "slots": ({"slots": "100%"}, False),
+    "limit": ({"vram_limit": "285M"}, False),  # The margin is 256 MiB.
+}
+
+
+@pytest.mark.parametrize(("options", "whole"), WHOLE.values(), ids=WHOLE)
 def test_a_model_whose_experts_all_fit(package: Path, options: dict[str, Any], whole: bool) -> None:
     """It runs on the card itself, without the split, unless the user asks for slots or leaves too little."""
     code = f"""
@@ -74,9 +58,7 @@ with Engine(EngineConfig(demo.TARGET, **options)) as engine:
     list(generation)
     print(engine.experts is None, generation.stats.hit_rate is None)
 """
-    card = {"PRETEND_CUDA_CARDS": "2", "PRETEND_CUDA_EXECUTE": "", "PRETEND_CUDA_VOCABULARY": "4096"}
-    environment = os.environ | card | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = python(package, "-c", code, **settings(CARDS=2, EXECUTE="", VOCABULARY=4096))
     assert done.stdout.split() == [str(whole)] * 2, done.stderr
 
 
@@ -87,19 +69,18 @@ def test_schedulers(package: Path, scheduler: str, masked: bool) -> None:
     run_clean(Job(options=options, draft_length=4, masked=masked, ahead=False), package)
 
 
-@pytest.mark.parametrize(
-    "card",
-    [
-        {},
-        {"READ_ONLY": 0},
-        {"REGISTER": 0, "PINNED_MB": 0},
-        {"KERNEL_US": 5, "COPY_US": 10, "GB_S": 10},
-        {"CC": 80},
-        {"MEMORY_MB": 80, "CC": 80},  # on newer ones cuBLAS takes 32 MiB a context
-        {"MEM_OPS": 0},
-    ],
-    ids=lambda card: "-".join(f"{name}-{value}" for name, value in card.items()) or "default",
-)
+CARDS: list[dict[str, int]] = [
+    {},
+    {"READ_ONLY": 0},
+    {"REGISTER": 0, "PINNED_MB": 0},
+    {"KERNEL_US": 5, "COPY_US": 10, "GB_S": 10},
+    {"CC": 80},
+    {"MEMORY_MB": 80, "CC": 80},  # on newer ones cuBLAS takes 32 MiB a context
+    {"MEM_OPS": 0},
+]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=str)
 def test_cards(package: Path, card: dict[str, int]) -> None:
     """Each card streams a prompt and runs steps."""
     job = Job(draft_length=4, sentences=40, options={"slots": "25%", "stream_batch": 32}, card=card)
@@ -126,33 +107,29 @@ def test_steps_at_rest(package: Path, ahead: bool, draft_length: int) -> None:
         assert [step[kind] for kind in waits] == [n, n]
 
 
-TWO_CARDS = {"device": "CUDA0,CUDA1", "slots": "25%", "stream_batch": 32}
+SEVERAL: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "not ahead": {"ahead": False},
+    "in pairs": {"masked": False},
+    "misses loaded": {"options": {"scheduler": "lru", "miss": "load"}},
+    "slots change": {"options": {"scheduler": "lru"}, "changing_slots": True},
+    "main": {"options": {"main_gpu": 1, "split_mode": "none"}},
+    "waiting": {"options": {"tensor_split": (1.0, 3.0)}, "card": {"CARDS": 2, "IMPLICIT": 1}},
+    "three": {
+        "options": {"tensor_split": (1.0, 1.0, 1.0), "device": "CUDA0,CUDA1,CUDA2"},
+        "card": {"CARDS": 3, "READ_ONLY": 0},
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "changes"),
-    [
-        ({}, {}),
-        ({}, {"ahead": False}),
-        ({}, {"masked": False}),
-        ({"scheduler": "lru", "miss": "load"}, {}),
-        ({"scheduler": "lru"}, {"changing_slots": True}),
-        ({"main_gpu": 1, "split_mode": "none"}, {}),
-        ({"tensor_split": (1.0, 3.0)}, {"card": {"CARDS": 2, "IMPLICIT": 1}}),
-        (
-            {"tensor_split": (1.0, 1.0, 1.0), "device": "CUDA0,CUDA1,CUDA2"},
-            {"card": {"CARDS": 3, "READ_ONLY": 0}},
-        ),
-    ],
-    ids=["as it is", "not ahead", "in pairs", "misses loaded", "slots change", "main", "waiting", "three"],
-)
-def test_several_cards(package: Path, options: dict[str, Any], changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", SEVERAL.values(), ids=SEVERAL)
+def test_several_cards(package: Path, changes: dict[str, Any]) -> None:
     """Each stream and kernel reaches the memory of its own card only, and the card is the current one."""
-    job = Job(options=TWO_CARDS | options, draft_length=4, sentences=20, tokens=40, card={"CARDS": 2})
-    result = run_clean(replace(job, **changes), package)
-    assert list(result.hits) == (
-        ["CUDA1"] if "main_gpu" in options else str(job.options["device"]).split(",")
-    )
+    options = {"device": "CUDA0,CUDA1", "slots": "25%", "stream_batch": 32} | changes.get("options", {})
+    job = Job(draft_length=4, sentences=20, tokens=40, card={"CARDS": 2})
+    result = run_clean(replace(job, **changes | {"options": options}), package)
+    cards = ["CUDA1"] if "main_gpu" in options else options["device"].split(",")
+    assert list(result.hits) == cards
     assert all(hits > 0 for hits in result.hits.values())
 
 
@@ -193,10 +170,7 @@ def test_a_full_card_is_not_a_broken_one(package: Path) -> None:
 
 
 def test_a_stream_reaches_its_own_card(package: Path) -> None:
-    library = package.parent / "libcuda.so.1"
-    environment = os.environ | {"PRETEND_CUDA_CARDS": "2"}
-    command = [sys.executable, "-c", WRONG_CARD, str(library)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = python(package, "-c", WRONG_CARD, package.parent / "libcuda.so.1", **settings(CARDS=2))
     right, misuses = json.loads(done.stdout)
     assert right == [True, False, False, False, True, False, True, False, True]
     assert misuses == 5
@@ -266,29 +240,22 @@ def test_kernels_are_fused_as_in_graphs_that_are_not_cut(package: Path) -> None:
         assert single not in names
 
 
-def kernels(package: Path, *args: str, reference: bool) -> dict[str, dict[str, int]]:
-    paths = [str(package)] * (not reference) + [str(ROOT)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    if reference:
-        environment["LLAMA_CPP_LIB_PATH"] = str(package / "spac" / "lib" / "reference")
-    command = [sys.executable, "-m", "tools.cuda_host.kernels", *args]
-    done = subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True, check=True)
-    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+KINDS = ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"]
 
 
-@pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
-def test_with_all_experts_resident_a_layer_adds_a_lookup(package: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_all_experts_resident_a_layer_adds_a_lookup(
+    package: Path, stock: Path, tmp_path: Path, kind: str
+) -> None:
     """This compares with the kernels of the unpatched library, with all layers on the card. It leaves out the
     kernel that the patches add."""
-    from tools.models import Shape, write_model
-
-    if not (package / "spac" / "lib" / "reference" / "libllama.so").is_file():
-        pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
     shape = Shape(n_expert=8, types={"*": "Q8_0"})
-    path = str(write_model(tmp_path / "model.gguf", kind, shape))
-    ours = kernels(package, path, "1", "4", "40", reference=False)
-    theirs = kernels(package, path, "1", "4", "40", reference=True)
+    path = write_model(tmp_path / "model.gguf", kind, shape)
+    arguments = "-m", "tools.cuda_host.kernels", path, 1, 4, 40
+    ours, theirs = (
+        json.loads(python(package, *arguments, **library).stdout.splitlines()[-1])
+        for library in ({}, {"LLAMA_CPP_LIB_PATH": stock, "PYTHONPATH": ROOT})
+    )
     for length, counts in ours.items():
         added = Counter(counts)
         added.subtract(theirs[length])
@@ -299,11 +266,9 @@ def test_with_all_experts_resident_a_layer_adds_a_lookup(package: Path, tmp_path
         assert n == shape.n_layer - (shape.n_dense if kind == "deepseek2" else 0)
 
 
-@pytest.mark.parametrize("kind", ["qwen3moe", "deepseek2", "gpt-oss", "mixtral"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_other_models(package: Path, tmp_path: Path, kind: str) -> None:
     """These files have weights beside the experts, and other routers, biases and shared experts."""
-    from tools.models import write_model
-
     path = write_model(tmp_path / "model.gguf", kind)
     job = Job(target=str(path), vocabulary=272, sentences=8, options={"slots": "40%", "stream_batch": 32})
     for changed in (job, replace(job, masked=False), replace(job, ahead=False)):

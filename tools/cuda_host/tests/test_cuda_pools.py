@@ -4,29 +4,19 @@ as in pools of slots.
 The results are the unpatched library's bits, both if all experts are walked and if only the named ones are.
 The cards have multiprocessors that the tiles fill well or badly. The kernels are executed on the CPU
 (tools/cuda_host/README.md).
-
-The tests are skipped unless SPAC_CUDA_BUILD names a build folder of spac with CUDA whose kernels can be
-executed, with the reference library.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from tools.cuda_host.build import ROOT, package_of
 from tools.cuda_host.executed import CAPABILITY, kernels_folder
+from tools.cuda_host.jobs import python, settings
 from tools.patches.operators import MASKS, Shape
-
-pytestmark = pytest.mark.skipif(
-    "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
-)
 
 N = 300
 # 1,024 inputs are four steps of a kernel, so a tile can be cut. The published mmq reads some kilobytes behind
@@ -44,29 +34,10 @@ SHAPES = (
 MULTIPROCESSORS = (1, 20, 132)
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    package = package_of(Path(os.environ["SPAC_CUDA_BUILD"]), tmp_path_factory.mktemp("cuda"))
-    if not (package / "spac" / "lib" / "reference" / "libllama.so").is_file():
-        pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
-    return package
-
-
 def worker(package: Path, folder: Path, n_multiprocessors: int, *arguments: str | Path) -> None:
     report = folder / "report.json"
-    card = {
-        "CC": CAPABILITY,
-        "EXECUTE": kernels_folder(Path(os.environ["SPAC_CUDA_BUILD"])),
-        "SM": n_multiprocessors,
-        "POISON": 1,
-        "REPORT": report,
-    }
-    environment = {f"PRETEND_CUDA_{name}": str(value) for name, value in card.items()}
-    environment["PYTHONPATH"] = os.pathsep.join([str(package), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.patches.worker", *map(str, arguments)],
-        cwd=folder, capture_output=True, text=True, timeout=1200, env=os.environ | environment,
-    )  # fmt: skip
+    card = settings(CC=CAPABILITY, EXECUTE=kernels_folder(), SM=n_multiprocessors, POISON=1, REPORT=report)
+    done = python(package, "-m", "tools.patches.worker", *arguments, timeout_s=1200, **card)
     if "has no PTX" in done.stderr:
         pytest.skip("the CUDA build's kernels cannot be executed")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -77,13 +48,14 @@ def worker(package: Path, folder: Path, n_multiprocessors: int, *arguments: str 
 
 @pytest.mark.parametrize("n_multiprocessors", MULTIPROCESSORS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_many_stacked_experts(package: Path, tmp_path: Path, shape: Shape, n_multiprocessors: int) -> None:
-    library = package / "spac" / "lib"
+def test_many_stacked_experts(
+    package: Path, stock: Path, tmp_path: Path, shape: Shape, n_multiprocessors: int
+) -> None:
     job, results, counts = tmp_path / "job.json", tmp_path / "results.npz", tmp_path / "counts.json"
     job.write_text(json.dumps({"shapes": [asdict(shape)], "n_threads": 1, "extra": False, "device": "CUDA0"}))
-    reference = library / "reference" / "libllama.so"
-    worker(package, tmp_path, n_multiprocessors, "reference", reference, job, results)
-    worker(package, tmp_path, n_multiprocessors, "check", library / "libllama.so", job, results, counts)
+    ours, theirs = (folder / "libllama.so" for folder in (stock.parent, stock))
+    worker(package, tmp_path, n_multiprocessors, "reference", theirs, job, results)
+    worker(package, tmp_path, n_multiprocessors, "check", ours, job, results, counts)
     found = json.loads(counts.read_text())
     assert len(found) == len(MASKS)
     assert not {key: count for key, count in found.items() if count["n_unequal"] or count["n_nonzero"]}

@@ -1,14 +1,13 @@
 """A CUDA build of spac gives the same bits as the unpatched llama.cpp with CUDA, on the executing card.
 
-These tests run if SPAC_CUDA_BUILD names a build folder of spac with CUDA, or the folder that `python -m
-tools.cuda_host --out` has left. It must have the reference library, and kernels that can be executed
-(README.md). A kernel is translated when it is first met, which takes seconds. Translations are kept in
-PRETEND_CUDA_EXECUTE, or in that folder.
+The build must have the reference library, and kernels that can be executed (README.md). A kernel is
+translated when it is first met, which takes seconds. Translations are kept in PRETEND_CUDA_EXECUTE, or in the
+build's folder.
 """
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,74 +18,38 @@ import pytest
 from tools.compare import Case, Job, Run, Settings, run_worker
 from tools.compare.driver import first_difference
 from tools.compare.script import BATCHES
-from tools.cuda_host.build import package_of
 from tools.cuda_host.executed import Card, CardError, Steps, finite, kernels_folder, of_batches, strays
 from tools.cuda_host.tests.conftest import TinyModel
 from tools.models import Shape, exchange_experts
 
-pytestmark = pytest.mark.skipif(
-    "SPAC_CUDA_BUILD" not in os.environ, reason="SPAC_CUDA_BUILD names no CUDA build"
+Q4_K_M = {"*": "Q4_K", "ffn_down_exps": "Q6_K", "blk.1.ffn_down_exps": "Q4_K", "output": "Q6_K"}
+MIXED = {"*_exps": "Q8_0", "blk.0.ffn_*_exps": "F16", "blk.1.ffn_*_exps": "BF16", "blk.2.ffn_up_exps": "Q5_1"}
+EIGHT = Shape(n_expert=8, n_used=3, types={"*_exps": "Q4_0"})
+GROUPS = replace(
+    EIGHT, n_group=4, n_group_used=2, types={"*_exps": "Q8_0"}, options={"merged": 1, "sigmoid": 1}
 )
-
-MODELS: dict[str, tuple[str, Shape | None]] = {
-    "qwen3moe Q4_0": ("qwen3moe", Shape(n_expert=8, n_used=3, types={"*_exps": "Q4_0"})),
-    "qwen3moe Q4_K M": (
-        "qwen3moe",
-        Shape(
-            n_layer=2,
-            n_embd=256,
-            n_head=8,
-            n_ff_exp=256,
-            types={"*": "Q4_K", "ffn_down_exps": "Q6_K", "blk.1.ffn_down_exps": "Q4_K", "output": "Q6_K"},
-        ),
-    ),
-    "qwen3moe mixed": (
-        "qwen3moe",
-        Shape(
-            types={
-                "*_exps": "Q8_0",
-                "blk.0.ffn_*_exps": "F16",
-                "blk.1.ffn_*_exps": "BF16",
-                "blk.2.ffn_up_exps": "Q5_1",
-            }
-        ),
-    ),
-    "deepseek2 groups": (
-        "deepseek2",
-        Shape(
-            n_expert=8,
-            n_group=4,
-            n_group_used=2,
-            n_used=3,
-            types={"*_exps": "Q8_0"},
-            options={"merged": 1, "sigmoid": 1},
-        ),
-    ),
+MODELS: dict[str, tuple[str, Shape]] = {
+    "qwen3moe Q4_0": ("qwen3moe", EIGHT),
+    "qwen3moe Q4_K M": ("qwen3moe", Shape(n_layer=2, n_embd=256, n_head=8, n_ff_exp=256, types=Q4_K_M)),
+    "qwen3moe mixed": ("qwen3moe", Shape(types=MIXED)),
+    "deepseek2 groups": ("deepseek2", GROUPS),
     "gpt-oss": ("gpt-oss", Shape(types={"*_exps": "MXFP4"})),
 }
 SETTINGS = Settings(n_ctx=256, n_batch=128, n_ubatch=128)
 ALL = Run("all", 1.0, seed=3)
-ALL_FORMS = (
-    ALL,
-    Run("all, not ahead", 1.0, seed=4, ahead=False),
-    Run("all, looking ahead", 1.0, seed=5, lookahead=1),
-)
+ALL_NOT_AHEAD = Run("all, not ahead", 1.0, seed=4, ahead=False)
+ALL_FORMS = (ALL, ALL_NOT_AHEAD, Run("all, looking ahead", 1.0, seed=5, lookahead=1))
 HALF = Run("half", 0.5, seed=1)
 NOT_AHEAD = replace(HALF, name="half, not ahead", ahead=False)
 STREAMED = replace(HALF, name="half, streamed", stream_tokens=17)
 PAIRS = replace(HALF, name="half, in pairs", masked=False)
 PAIRS_NOT_AHEAD = replace(PAIRS, name="half, in pairs, not ahead", ahead=False)
 MOVING = Run("moving, looking ahead", 0.5, seed=7, moving=True, lookahead=1)
-PARTS = (
-    HALF,
-    NOT_AHEAD,
-    STREAMED,
-    PAIRS,
-    PAIRS_NOT_AHEAD,
-    MOVING,
+OTHERS_MOVING = (
     Run("moving", 0.5, seed=6, moving=True),
     Run("moving, in pairs", 0.5, seed=8, moving=True, masked=False),
 )
+PARTS = (HALF, NOT_AHEAD, STREAMED, PAIRS, PAIRS_NOT_AHEAD, MOVING, *OTHERS_MOVING)
 EXCHANGED = Run("experts exchanged", 1.0, seed=9)
 """Run of a copy of the model in which two experts are exchanged."""
 RUNS = (*ALL_FORMS, *PARTS)
@@ -119,17 +82,9 @@ class Outcome:
         return all(strays(self.runs[run], steps) <= 0.1 for steps in (self.card, self.cpu))
 
 
-@pytest.fixture(scope="session")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return package_of(Path(os.environ["SPAC_CUDA_BUILD"]), tmp_path_factory.mktemp("cuda"))
-
-
 @pytest.fixture(scope="module")
-def card(package: Path, tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Card:
-    kernels = kernels_folder(Path(os.environ["SPAC_CUDA_BUILD"]))
-    card = Card(package, kernels, tmp_path_factory.mktemp("executed"))
-    if not (card.stock / "libllama.so").is_file():
-        pytest.skip("the CUDA build has no reference library (SPAC_BUILD_REFERENCE)")
+def card(package: Path, stock: Path, tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Card:
+    card = Card(package, stock, kernels_folder(), tmp_path_factory.mktemp("executed"))
     case = Case("any", str(tiny_model("qwen3moe")), SETTINGS, script="batches")
     try:
         card.reference(Job((case,)))
@@ -156,27 +111,20 @@ def outcome(
     card: Card, tiny_model: TinyModel, reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Outcomes:
     """Return `get(name)`, which runs all runs of a model at its first call, and returns their outcome."""
-    made: dict[str, Outcome] = {}
 
+    @functools.cache
     def get(name: str) -> Outcome:
-        if name not in made:
-            case = case_of(name, tiny_model, runs_of(name))
-            copy = exchange_experts(Path(case.model), tmp_path_factory.mktemp("copy") / "exchanged.gguf")
-            job = Job((case, replace(case, model=str(copy), runs=(EXCHANGED,))))
-            # New memory of spac's card is full of NaNs, which show if it is read before it is written.
-            stock, ours = card.reference(Job((case,))), card.spac(job, POISON=1)
-            alone = Job((replace(case, runs=(Run(),)),))
-            cpu = run_worker("reference", alone, tmp_path_factory.mktemp("cpu"), lib_path=reference_lib)
-            stats: dict[str, Any] = {
-                run.name: ours.meta[f"{name}|{run.name}"]["stats"] for run in (*case.runs, EXCHANGED)
-            }
-            made[name] = Outcome(
-                {run: ours.logits[name, run] for run in stats},
-                stats,
-                stock.logits[name, "reference"],
-                cpu.logits[name, "reference"],
-            )
-        return made[name]
+        case = case_of(name, tiny_model, runs_of(name))
+        copy = exchange_experts(Path(case.model), tmp_path_factory.mktemp("copy") / "exchanged.gguf")
+        job = Job((case, replace(case, model=str(copy), runs=(EXCHANGED,))))
+        # New memory of spac's card is full of NaNs, which show if it is read before it is written.
+        stock, ours = card.reference(Job((case,))), card.spac(job, POISON=1)
+        alone = Job((replace(case, runs=(Run(),)),))
+        cpu = run_worker("reference", alone, tmp_path_factory.mktemp("cpu"), lib_path=reference_lib)
+        names = [run.name for run in (*case.runs, EXCHANGED)]
+        stats = {run: ours.meta[f"{name}|{run}"]["stats"] for run in names}
+        theirs = (result.logits[name, "reference"] for result in (stock, cpu))
+        return Outcome({run: ours.logits[name, run] for run in names}, stats, *theirs)
 
     return get
 
@@ -249,16 +197,25 @@ def test_nothing_is_read_that_nobody_wrote(card: Card, tiny_model: TinyModel, ou
         assert_same(name, run.name, result.logits[name, run.name], outcome(name).runs[run.name])
 
 
-TWO_CARDS = {"qwen3moe Q4_K M": (1, 2), "gpt-oss": (1, 1), "deepseek2 groups": (1, 2)}
-"""The parts of the layers that two cards get. Both have MoE layers."""
+TWO_CARDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Q4_K M on both": ("qwen3moe Q4_K M", {"tensor_split": (1, 2)}),
+    "gpt-oss on both": ("gpt-oss", {"tensor_split": (1, 1)}),
+    "deepseek2 on both": ("deepseek2 groups", {"tensor_split": (1, 2)}),
+    "Q4_K M, slots on the second": ("qwen3moe Q4_K M", {"tensor_split": (1, 0), "slot_layers": ((), (1,))}),
+    "gpt-oss, slots on the second": ("gpt-oss", {"tensor_split": (1, 0), "slot_layers": ((), (1, 2))}),
+}
+"""Models, and their layers on two cards. Both cards have MoE layers, or the second one has slots alone."""
 
 
-@pytest.mark.parametrize("name", TWO_CARDS)
-def test_two_cards(card: Card, tiny_model: TinyModel, name: str) -> None:
-    """Every logit equals that of the unpatched CUDA library, whose layers are on the same two cards."""
-    runs = (*ALL_FORMS, *PARTS)
-    case = replace(case_of(name, tiny_model, runs), tensor_split=TWO_CARDS[name])
-    expected = card.reference(Job((case,)), CARDS=2).logits[name, "reference"]
+@pytest.mark.parametrize(("name", "places"), TWO_CARDS.values(), ids=TWO_CARDS)
+def test_two_cards(card: Card, tiny_model: TinyModel, name: str, places: dict[str, Any]) -> None:
+    """Every logit equals that of the unpatched CUDA library, whose layers are on the same cards."""
+    case = replace(case_of(name, tiny_model, RUNS), **places)
+    slots_alone = "slot_layers" in places
+    expected = card.reference(
+        Job((replace(case, tensor_split=(), slot_layers=()) if slots_alone else case,)),
+        CARDS=1 if slots_alone else 2,
+    ).logits[name, "reference"]
     ours = card.spac(Job((case,)), CARDS=2, POISON=1)
     for run in ALL_FORMS:
         assert_same(name, run.name, ours.logits[name, run.name], expected)
@@ -266,31 +223,7 @@ def test_two_cards(card: Card, tiny_model: TinyModel, name: str) -> None:
         assert strays(ours.logits[name, run.name], expected) <= 0.1, run.name
         devices = ours.meta[f"{name}|{run.name}"]["devices"]
         assert [each["name"] for each in devices] == ["CUDA0", "CUDA1"]
-        assert all(0 < each["activations_hit"] < each["activations"] for each in devices), run.name
-    streamed = ours.logits[name, STREAMED.name]
-    assert_same(name, "streamed", of_batches(streamed, 17, 1000), of_batches(expected, 17, 1000))
-    one = card.spac(Job((replace(case, runs=(HALF,)),))).logits[name, HALF.name]
-    assert strays(one, ours.logits[name, HALF.name]) <= 0.1
-
-
-SLOTS_ALONE = {"qwen3moe Q4_K M": (1,), "gpt-oss": (1, 2)}
-"""The layers whose experts have slots on a second card, which has no dense weights."""
-
-
-@pytest.mark.parametrize("name", SLOTS_ALONE)
-def test_slots_on_a_second_card(card: Card, tiny_model: TinyModel, name: str) -> None:
-    """Every logit equals that of the unpatched CUDA library on one card."""
-    case = case_of(name, tiny_model, (*ALL_FORMS, *PARTS))
-    expected = card.reference(Job((case,))).logits[name, "reference"]
-    split = replace(case, tensor_split=(1, 0), slot_layers=((), SLOTS_ALONE[name]))
-    ours = card.spac(Job((split,)), CARDS=2, POISON=1)
-    for run in ALL_FORMS:
-        assert_same(name, run.name, ours.logits[name, run.name], expected)
-    for run in PARTS:
-        assert strays(ours.logits[name, run.name], expected) <= 0.1, run.name
-        devices = ours.meta[f"{name}|{run.name}"]["devices"]
-        assert [each["name"] for each in devices] == ["CUDA0", "CUDA1"]
-        assert devices[1]["n_layer"] == len(SLOTS_ALONE[name])
+        assert not slots_alone or devices[1]["n_layer"] == len(places["slot_layers"][1])
         assert all(0 < each["activations_hit"] < each["activations"] for each in devices), run.name
     streamed = ours.logits[name, STREAMED.name]
     assert_same(name, "streamed", of_batches(streamed, 17, 1000), of_batches(expected, 17, 1000))

@@ -117,35 +117,22 @@ MATRICES = {
 }
 
 
+def fragments(matrix: np.ndarray, kind: np.dtype, per: int) -> np.ndarray:
+    """Return the words of all lanes. Lane 4 g + t has rows g and g + 8, of every 4 * `per` elements of a row
+    the `per` at place t (PTX's manual)."""
+    parts = matrix.astype(kind).reshape(-1, 8, matrix.shape[1] // (4 * per), 4, per)
+    return np.ascontiguousarray(parts.transpose(1, 3, 2, 0, 4)).reshape(32, -1).view(U4)
+
+
 @pytest.mark.parametrize("shape", MATRICES)
 def test_matrices_of_a_warp_are_multiplied(shape: str, ptx_folder: Path) -> None:
-    """Lane 4 g + t has rows g and g + 8, of every 16 bytes of a row the 4 at place t (PTX's manual)."""
     m, k, kind, result = MATRICES[shape]
     rng = np.random.default_rng(2)
     # Every type holds these values exactly.
     a, b, c = (rng.integers(-8, 8, size) for size in ((m, k), (k, 8), (m, 8)))
     per = 4 // kind.itemsize
-    n_chunks = k // (4 * per)
-
-    def row_words(matrix: np.ndarray, rows: list[int], lane: int) -> list[int]:
-        words = []
-        for chunk in range(n_chunks):
-            for row in rows:
-                at = chunk * 4 * per + lane % 4 * per
-                words.append(int(matrix[row, at : at + per].astype(kind).view(U4)[0]))
-        return words
-
-    rows = [[lane // 4, lane // 4 + 8][: m // 8] for lane in range(32)]
-    a_words = np.array([row_words(a, rows[lane], lane) for lane in range(32)], U4)
-    b_words = np.array([row_words(b.T, [lane // 4], lane) for lane in range(32)], U4)
-    columns = [[lane % 4 * 2, lane % 4 * 2 + 1] for lane in range(32)]
-    c_words = np.array(
-        [
-            np.concatenate([c[row, columns[lane]] for row in rows[lane]]).astype(result).view(U4)
-            for lane in range(32)
-        ]
-    )
-    n = {"a": a_words.shape[1], "b": b_words.shape[1], "c": c_words.shape[1]}
+    words = {"a": fragments(a, kind, per), "b": fragments(b.T, kind, per), "c": fragments(c, result, 2)}
+    n = {x: of_lanes.shape[1] for x, of_lanes in words.items()}
     loads = "".join(
         f"ld.param.u64 %rd1, [k_{x}]; mad.wide.u32 %rd2, %r1, {4 * n[x]}, %rd1; "
         + "".join(f"ld.global.u32 %{x}{i}, [%rd2+{4 * i}]; " for i in range(n[x]))
@@ -160,11 +147,8 @@ def test_matrices_of_a_warp_are_multiplied(shape: str, ptx_folder: Path) -> None
     {store} ret; }}"""
     kernel = Kernel(text, "k", ptx_folder)
     assert kernel.unknown == []
-    assert kernel(a_words, b_words, c_words) == []
-    wanted = a @ b + c
-    for lane in range(32):
-        found = c_words[lane].view(result).astype(int).reshape(-1, 2)
-        np.testing.assert_array_equal(found, wanted[np.ix_(rows[lane], columns[lane])])
+    assert kernel(*words.values()) == []
+    np.testing.assert_array_equal(words["c"], fragments(a @ b + c, result, 2))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
