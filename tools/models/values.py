@@ -27,3 +27,11 @@ def add_value(writer: GGUFWriter, key: str, value: Value) -> None:
         writer.add_string(key, value)
     else:
         writer.add_array(key, value)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -13,7 +13,7 @@ from tools.models.families import FAMILIES, Family
 from tools.models.parts import Tensor
 from tools.models.shape import Shape
 from tools.models.tokenizer import n_tokens, write_tokenizer
-from tools.models.values import add_values
+from tools.models.values import add_values, finish
 from tools.models.weights import random_weights
 
 
@@ -39,10 +39,7 @@ def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None =
     add_values(writer, spec.architecture, spec.metadata(shape))
     for tensor in spec.tensors(shape, n_vocab):
         _add_tensor(writer, shape, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

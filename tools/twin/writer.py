@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -14,6 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import spac  # noqa: F401 - chooses the library
+
+# isort: split
+import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
@@ -22,7 +27,7 @@ from gguf.quants import quant_shape_to_byte_shape
 from tools.models import FAMILIES
 from tools.models.parts import Tensor
 from tools.models.values import add_value
-from tools.twin.blocks import Bytes, quantize, random_blocks
+from tools.models.weights import random_blocks, random_weights
 from tools.twin.catalog import Named
 from tools.twin.chain import Chain
 from tools.twin.drift import Drift
@@ -42,6 +47,10 @@ PERTURBATION = 0.5
 ROUTER = 1.5  # standard deviation of router logits
 CHAINED = ("token_embd.weight", "output.weight")
 _OUTPUTS = re.compile(r"\.(attn_output|ffn_down\w*)\.weight$")
+
+api._lib.ggml_quantize_chunk.argtypes = [
+    ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p,
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,22 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
     return Path(path)
 
 
+def quantize(numbers: npt.NDArray[np.float32], kind: GGMLQuantizationType) -> npt.NDArray[np.uint8]:
+    """Return uint8 [rows, bytes] of float32 [rows, columns]. Columns have to be whole blocks."""
+    made = np.empty(quant_shape_to_byte_shape(numbers.shape, kind), np.uint8)
+    numbers = np.ascontiguousarray(numbers)
+    api._lib.ggml_quantize_chunk(kind, numbers.ctypes.data, made.ctypes.data, 0, *numbers.shape, None)
+    return made
+
+
+def random_numbers(
+    rng: np.random.Generator, n_number: int, kind: GGMLQuantizationType, std: float
+) -> npt.NDArray[np.generic]:
+    """Return that many random numbers. Those of quantized types are random bytes with fitting scales."""
+    plain = kind.name in ("F32", "F16", "BF16")
+    return (random_weights if plain else random_blocks)(rng, (n_number,), kind, std)
+
+
 Piece = Callable[[], npt.NDArray[Any]]
 
 
@@ -211,14 +236,14 @@ def _random_pieces(tensor: Tensor, kind: GGMLQuantizationType, twin: Twin) -> It
         return
     total, n_rows = int(np.prod(tensor.shape[:-1])), max(1, PIECE // tensor.shape[-1])
     for start in range(0, total, n_rows):
-        yield partial(random_blocks, rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
+        yield partial(random_numbers, rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
 
 
-def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> Bytes:
+def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> npt.NDArray[np.float32]:
     numbers = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(std)
     if tensor.kind == "norm":
         numbers += 1
-    return numbers.view(np.uint8)
+    return numbers
 
 
 def _deviation(tensor: Tensor, twin: Twin) -> float:
