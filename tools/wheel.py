@@ -31,18 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("libspac-llama.so", "libcublas.so.*", "libcublasLt.so.*")
 """Libraries that are not copied into the wheel: spac/_library.py loads them."""
 PROMPT = (
-    "--device",
-    "simulated",
-    "--prompt",
-    "def fibonacci(n):",
-    "-n",
-    "64",
-    "--temp",
-    "0",
-    "--seed",
-    "1",
+    "--device", "simulated", "--prompt", "def fibonacci(n):", "-n", "64", "--temp", "0", "--seed", "1",
     "--quiet",
-)
+)  # fmt: skip
 _WIDE = re.compile(
     r"\s*[0-9a-f]+:\s+(v(?!err|erw|mcall)\w+|(?:shlx|shrx|sarx|rorx|mulx|pdep|pext|bzhi)\w?\b)"
 )
@@ -75,18 +66,7 @@ def build(python: str, out: Path, folder: str, defines: Mapping[str, str], requi
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     variables = {**compilers(ROOT / folder), "SPAC_WHEEL_REQUIRES": requires}
     with tempfile.TemporaryDirectory() as made:
-        run(
-            python,
-            "-m",
-            "pip",
-            "wheel",
-            "--no-deps",
-            "--wheel-dir",
-            made,
-            *options,
-            ROOT,
-            **variables,
-        )
+        run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", made, *options, ROOT, **variables)
         [wheel] = Path(made).glob("*.whl")
         return Path(shutil.move(wheel, out / wheel.name))
 

@@ -47,10 +47,7 @@ class Decoder(Protocol):
 
 
 def run_script(
-    decoder: Decoder,
-    before_step: Callable[[], None],
-    n_greedy: int = N_GREEDY,
-    n_long: int = N_LONG,
+    decoder: Decoder, before_step: Callable[[], None], n_greedy: int = N_GREEDY, n_long: int = N_LONG
 ) -> dict[str, Logits]:
     """Run the script on an empty context, and return logits by step's name, in order. The script's tokens
     depend on the model's logits only where it is greedy. So everything after a wrong logit shows the

@@ -6,7 +6,6 @@ one get the same bits. Masks hide some of the ids, and `Count` counts rows that 
 
 from __future__ import annotations
 
-import statistics
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -160,16 +159,6 @@ class Operator:
         self._write(ids)
         self._ggml.compute(self._backend, self._graph)
         return [self._ggml.read(tensor, (s.n_tokens, s.n_used, s.n_out)) for tensor in self._out]
-
-    def seconds(self, ids: Ids, n_runs: int) -> float:
-        """Return the median time of the whole graph, after three runs that are not counted."""
-        self._write(ids)
-        times = []
-        for _ in range(n_runs + 3):
-            start = time.perf_counter()
-            self._ggml.compute(self._backend, self._graph)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[3:])
 
     def time(self, ids: Ids) -> float:
         """Return the seconds of the whole graph, once."""
