@@ -38,8 +38,6 @@ _WIDE = re.compile(
     r"\s*[0-9a-f]+:\s+(v(?!err|erw|mcall)\w+|(?:shlx|shrx|sarx|rorx|mulx|pdep|pext|bzhi)\w?\b)"
 )
 """An instruction that x86-64 CPUs without AVX or BMI2 lack, in a line of objdump. All of AVX begin with v."""
-_OLDEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25)}
-"""The system of manylinux_2_28. Symbols of newer ones are listed."""
 
 
 def run(*words: str | Path, **variables: str) -> str:
@@ -120,16 +118,6 @@ def libraries(wheel: Path, folder: Path) -> list[Path]:
         return [Path(packed.extract(name, folder)) for name in packed.namelist() if name.endswith(".so")]
 
 
-def newer_symbols(library: Path) -> dict[str, set[str]]:
-    """Return the symbols that a library needs and manylinux_2_28 lacks, by their version."""
-    found: dict[str, set[str]] = {}
-    for name, version in re.findall(r" U (\w+)@(GLIBC(?:XX)?_[\d.]+)", run("nm", "-D", library)):
-        kind, _, number = version.partition("_")
-        if tuple(map(int, number.split("."))) > _OLDEST[kind]:
-            found.setdefault(version, set()).add(name)
-    return found
-
-
 def wide_instructions(library: Path) -> list[str]:
     """Return the functions of a library that have AVX instructions, each with one of them."""
     found: dict[str, str] = {}
@@ -152,22 +140,15 @@ def wide_instructions(library: Path) -> list[str]:
 
 
 def inspect(wheel: Path) -> None:
-    """Print what raises the wheel's platform. Raise InputError if it could not run on an old CPU."""
+    """Raise InputError if the wheel could not run on an old CPU. auditwheel looks at its symbols."""
     with tempfile.TemporaryDirectory() as folder:
         found = libraries(wheel, Path(folder))
         if other := [each for each in found if each.name == "libllama.so" and each.parent.name == "lib"]:
             raise InputError(f"the wheel has a library of another build: {other[0].relative_to(folder)}")
-        newer: dict[str, set[str]] = {}
         for library in found:
-            name = library.relative_to(folder)
-            for version, symbols in newer_symbols(library).items():
-                newer.setdefault(version, set()).update(symbols)
             if library.parent.name not in ("avx2", "avx512") and (wide := wide_instructions(library)):
+                name = library.relative_to(folder)
                 raise InputError(f"{name} has AVX instructions: {'; '.join(wide[:5])}")
-        for version, symbols in sorted(newer.items()):
-            names = sorted(symbols, key=lambda name: (name.startswith("_"), name))
-            more = ", …" if len(names) > 4 else ""
-            print(f"newer than manylinux_2_28: {version}: {', '.join(names[:4])}{more}")
 
 
 # Check
@@ -252,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             inspect(wheel)
             wheel = audited(wheel, options.out, options.plat)
             print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
-    except (InputError, OSError) as error:  # OSError: nm or objdump is missing
+    except (InputError, OSError) as error:  # OSError: objdump is missing
         parser.error(str(error))
     return 0
 

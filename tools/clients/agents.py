@@ -132,10 +132,7 @@ def record(name: str, agent: Agent, folder: Path, work: Path, address: str) -> d
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if the agent's requests were recorded."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.clients.agents", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = argparse.ArgumentParser(prog="python -m tools.clients.agents", description=__doc__)
     parser.add_argument("name", choices=AGENTS)
     parser.add_argument("--folder", type=Path, help="of the installations (default: a temporary one)")
     args = parser.parse_args(argv)

@@ -51,12 +51,8 @@ class CorpusError(RuntimeError):
 
 def docs_dir() -> Path:
     """Return the folder of the documentation's reST sources as Debian's ``python3-doc`` installs them."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    roots = [Path(f"/usr/share/doc/python{version}/html/_sources")]
-    roots += sorted(Path("/usr/share/doc").glob("python3.*/html/_sources"), reverse=True)
-    for root in roots:
-        if root.is_dir():
-            return root
+    for root in sorted(Path("/usr/share/doc").glob("python3.*/html/_sources"), reverse=True):
+        return root
     raise CorpusError(
         "the sources of Python's documentation are not installed: `apt-get install python3-doc` "
         "(or pass --docs with the Doc directory of a CPython source tree)"

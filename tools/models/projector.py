@@ -16,7 +16,9 @@ import numpy as np
 from gguf import GGUFWriter
 
 from tools.models.parts import Tensor, bias, matrix, norm
-from tools.models.values import Value, add_value, finish
+from tools.models.shape import Shape
+from tools.models.values import Value, add_values, finish
+from tools.models.writer import add_tensor
 
 WIDTH, HEADS, HIDDEN, LAYERS = 32, 2, 48, 2
 PATCH, SIDE = 8, 64  # pixels
@@ -36,15 +38,9 @@ def write_projector(
     writer = GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     writer.add_name(f"tiny random {kind} projector")
-    for key, value in _metadata(kind, n_embd).items():
-        add_value(writer, f"clip.{key}", value)
+    add_values(writer, "clip", _metadata(kind, n_embd))
     for tensor in _tensors(kind, n_embd, n_deepstack):
-        rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
-        mean = 1.0 if tensor.kind == "norm" else 0.0
-        inputs = int(np.prod(tensor.shape[1:])) if tensor.kind == "matrix" else 1
-        std = 0.1 if tensor.kind == "norm" else tensor.gain / np.sqrt(inputs)
-        numbers = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(std) + np.float32(mean)
-        writer.add_tensor(tensor.name, numbers)
+        add_tensor(writer, Shape(seed=seed), tensor)
     finish(writer)
     return path
 
@@ -64,7 +60,7 @@ def _tensors(kind: str, n_embd: int, n_deepstack: int) -> list[Tensor]:
     wide, is_qwen = WIDTH * MERGED["qwen3vl"] ** 2, kind == "qwen3vl"
     names = ("v.patch_embd.weight", "v.patch_embd.weight.1")[: 1 + is_qwen]
     tensors = [
-        *(Tensor(name, (WIDTH, 3, PATCH, PATCH)) for name in names),
+        *(Tensor(name, (WIDTH, 3, PATCH, PATCH), gain=(3 * PATCH) ** -0.5) for name in names),
         bias("v.patch_embd", WIDTH),
         Tensor("v.position_embd.weight", ((SIDE // PATCH) ** 2, WIDTH), "embedding"),
         *_norm("v.post_ln", WIDTH),

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -143,15 +142,16 @@ def weights_on(
         yield tensors
 
 
+@dataclass
 class Operator:
     """A prepared graph. `run(ids)` returns its results."""
 
-    def __init__(
-        self, ggml: Ggml, backend: Pointer, shape: Shape, graph: Pointer, ids: Any, out: list[Pointer]
-    ):
-        self._ggml, self._backend, self._shape, self._graph, self._ids, self._out = (
-            ggml, backend, shape, graph, ids, out,
-        )  # fmt: skip
+    _ggml: Ggml
+    _backend: Pointer
+    _shape: Shape
+    _graph: Pointer
+    _ids: Pointer
+    _out: list[Pointer]
 
     def run(self, ids: Ids) -> list[Float32Array]:
         """Return the operator's results for `ids` [n_tokens, n_used], each [n_tokens, n_used, n_out]."""
