@@ -188,30 +188,19 @@ def demo(spac: Path, cache: str, *options: str, **variables: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools.wheel", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the wheels; with --check, a wheel")
-    parser.add_argument(
-        "--check", action="store_true", help="install the wheel OUT into a fresh environment and run it"
-    )
-    parser.add_argument(
-        "--python", nargs="+", default=[sys.executable], help="interpreters to build for (3.11 or newer)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("out", metavar="OUT", type=Path, help="folder for the wheels; with --check, a wheel")
+    add("--check", action="store_true", help="install the wheel OUT into a fresh environment and run it")
+    add("--python", nargs="+", default=[sys.executable], help="interpreters to build for (3.11 or newer)")
+    add(
         "--plat",
         default="manylinux_2_28_x86_64",
         help="platform that the wheels have to meet; auto: this machine's (default: %(default)s)",
     )
-    parser.add_argument(
-        "--build", default="build/wheel", metavar="FOLDER", help="CMake's folder (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--variants", help="kinds of CPUs, such as baseline,avx2,avx512 (default: all; with --cuda: avx2)"
-    )
-    parser.add_argument(
-        "--cuda", metavar="ARCHITECTURES", help="build for NVIDIA GPUs too, such as 86,89,90,120"
-    )
-    parser.add_argument(
-        "--cublas", help="the package with cuBLAS that a --cuda wheel needs (default: that of nvcc's CUDA)"
-    )
+    add("--build", default="build/wheel", metavar="FOLDER", help="CMake's folder (default: %(default)s)")
+    add("--variants", help="kinds of CPUs, such as baseline,avx2,avx512 (default: all; with --cuda: avx2)")
+    add("--cuda", metavar="ARCHITECTURES", help="build for NVIDIA GPUs too, such as 86,89,90,120")
+    add("--cublas", help="the package with cuBLAS that a --cuda wheel needs (default: that of nvcc's CUDA)")
     options = parser.parse_args(arguments)
     try:
         if options.check:

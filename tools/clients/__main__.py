@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,8 @@ SCRIPT_S = 150
 END = "all checks were made"
 """The last line of a script."""
 SCRIPTS = Path(__file__).parent / "scripts"
+PAGE = ROOT / "docs" / "clients.md"
+ODD = str.maketrans("|`", "/'")
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1", "OTEL_SDK_DISABLED": "true",
     "CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_DISABLE_TRACKING": "true", "CREWAI_TRACING_ENABLED": "false",
@@ -96,47 +99,18 @@ def agent_row(file: Path) -> str:
 
 
 def page(results: Sequence[Result]) -> str:
-    """Return a page of results, in Markdown."""
+    """Return docs/clients.md with the tables of these results and of the agents' records."""
     rows = []
     for each in results:
         faults = "; ".join(f"{name}: `{fault.translate(ODD)}`" for name, fault in each.faults.items())
         name = each.client.package + (" (npm)" if each.client.is_node else "")
         cells = (name, each.version, each.client.interface, ", ".join(each.passed), faults)
         rows.append(f"| {' | '.join(cells)} |")
-    return PAGE.format(
-        date=time.strftime("%Y-%m-%d"),
-        rows="\n".join(rows),
-        agents="\n".join(map(agent_row, sorted(RECORDS.glob("*.json")))),
+    tables = iter((rows, [agent_row(file) for file in sorted(RECORDS.glob("*.json"))]))
+    text = re.sub(r"on \d{4}-\d\d-\d\d", f"on {time.strftime('%Y-%m-%d')}", PAGE.read_text(), count=1)
+    return re.sub(
+        r"(?<=\n)(\|.*\n\| ---.*)(?:\n\|.*)*", lambda head: "\n".join([head[1], *next(tables)]), text
     )
-
-
-ODD = str.maketrans("|`", "/'")
-PAGE = """\
-# Clients
-
-`python -m tools.clients --page docs/clients.md` wrote this page on {date}. It installs each client at the
-version below, and runs its script of `tools/clients/scripts` against `spac serve` with the demo pair on the
-simulated device. Grammars, schemas and named tools fix what is checked, because that model's own words mean
-nothing.
-
-| client | version | interface | passed | failed, and why |
-| --- | --- | --- | --- | --- |
-{rows}
-
-Left out:
-
-- mem0: it uses OpenAI's client, and its memories need answers that mean something.
-
-## Coding agents
-
-`python -m tools.clients.agents NAME` runs an agent against the server in an empty folder. The first answers
-are made to call tools of the agent's, which it runs. Its requests are kept as shapes, with other words in
-place of all texts. `tests/serve/test_agents.py` sends them, whole and as streams, and checks the answers.
-
-| agent | version | interface | requests |
-| --- | --- | --- | ---: |
-{agents}
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
