@@ -251,6 +251,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = str(tmp_path / "x.gguf")
     for arguments, message in (
         (["tiny", out, "--locality", "0.45,0.99"], "cannot be had"),
+        (["tiny", out, "--skew", "1.5"], "leave a token nothing"),
         (["tiny", out, "--width", "50"], "a width of 50"),
         (["tiny-draft", out, "--draft", out + "d"], "has no draft"),
         (["measure", str(ROOT / "python/spac/demo/target.gguf")], "not a twin"),

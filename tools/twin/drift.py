@@ -64,11 +64,8 @@ class Locality:
             for ahead in range(1, length + 1):
                 window |= active[ahead : n_token - length + ahead]
             growth[length] = float(window.sum() / active[: n_token - length].sum())
-        return cls(
-            kept=float((now & recent[0]).sum() / n_used),
-            near=float((now & np.logical_or.reduce(recent)).sum() / n_used),
-            growth=growth,
-        )
+        kept, near = ((now & each).sum() / n_used for each in (recent[0], np.logical_or.reduce(recent)))
+        return cls(float(kept), float(near), growth)
 
 
 def simulate(drift: Drift, n_expert: int, n_used: int, n_token: int = 240, n_row: int = 40) -> Active:

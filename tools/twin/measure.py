@@ -77,11 +77,6 @@ def measure(target: Path, n_token: int, *, draft: Path | None = None, start: int
             raise ValueError(f"{target}: with its draft it writes another text than alone")
         acceptance = stats.accepted_tokens / max(1, stats.drafted_tokens)
         agreement = float(np.mean(demand.accepted[demand.verified > 1] > 0))
-    return Measured(
-        locality=Locality.of(active),
-        by_layer=[Locality.of(active[:, [layer]]) for layer in range(active.shape[1])],
-        n_token=len(tokens),
-        in_chain=in_chain(tokens, start, n_chain),
-        acceptance=acceptance,
-        agreement=agreement,
-    )
+    by_layer = [Locality.of(active[:, [layer]]) for layer in range(active.shape[1])]
+    place, share = Locality.of(active), in_chain(tokens, start, n_chain)
+    return Measured(place, by_layer, len(tokens), share, acceptance, agreement)
