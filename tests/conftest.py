@@ -110,11 +110,9 @@ def reference_lib() -> Path:
 @pytest.fixture(scope="session")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return (target, draft) of one tiny twin, as the program writes them."""
-    from tools.twin.__main__ import arguments
+    from tools.twin.__main__ import main
 
     folder = tmp_path_factory.mktemp("twin")
     target, draft = folder / "target.gguf", folder / "draft.gguf"
-    words = ["tiny", str(target), "--draft", str(draft), "--agreement", str(AGREEMENT)]
-    args = arguments().parse_args(words)
-    args.run(args)
+    assert main(["tiny", str(target), "--draft", str(draft), "--agreement", str(AGREEMENT)]) == 0
     return target, draft

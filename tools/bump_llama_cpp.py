@@ -33,10 +33,7 @@ CHECKS = {
     "package": ("tests/package", "tests/cli/test_upstream_options.py"),
     "patches": ("tests/patches/test_ids_mask.py", "tests/patches/test_upstream.py"),
     "kernels": ("tests/kernels",),
-    "reference": (
-        "tests/backend",
-        "tests/llama_cpp_python/test_unmodified.py",
-    ),
+    "reference": ("tests/backend", "tests/llama_cpp_python/test_unmodified.py"),
     "C interface": ("tests/model", "tests/session/test_speculation.py", "tests/session/test_refusals.py"),
     "programs": (
         "tests/llama_cpp_python/test_llama.py",
@@ -136,17 +133,8 @@ class Trial:
         """Install the slim llama-cpp-python. The other packages are those of this environment."""
         home = self.python.parents[1]
         self.run([sys.executable, "-m", "venv", "--clear", str(home)], "no environment could be made")
-        install = [
-            str(self.python),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-cache-dir",
-            str(self.sdist),
-        ]
-        self.run(install, "pip could not install it", CMAKE_ARGS="-DLLAMA_BUILD=OFF")
+        install = [str(self.python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-cache-dir"]
+        self.run([*install, str(self.sdist)], "pip could not install it", CMAKE_ARGS="-DLLAMA_BUILD=OFF")
         [packages] = home.glob("lib/python*/site-packages")
         (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
         return f"slim llama-cpp-python {self.version}"
@@ -168,16 +156,8 @@ class Trial:
         """Run tests; raise BrokenError with those that failed."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
-            command = [
-                str(self.python),
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                f"--junitxml={report}",
-            ]
-            done = self.start([*command, *paths])
+            command = [str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            done = self.start([*command, f"--junitxml={report}", *paths])
             if not report.is_file():
                 raise BrokenError("pytest ended without a report", last_lines(done))
             cases = list(ET.parse(report).iter("testcase"))
@@ -266,11 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.patches is not None and not list(given.patches.glob("*.patch")):
         parser.error(f"--patches {given.patches}: there is no .patch file in it")
     folder = (given.folder or ROOT / "build" / f"bump-{given.version}").resolve()
-    trial, before, n_broken = (
-        Trial(given.version, folder, given.patches),
-        llama_source.read_pin(ROOT / PIN)[0],
-        0,
-    )
+    trial, n_broken = Trial(given.version, folder, given.patches), 0
+    before = llama_source.read_pin(ROOT / PIN)[0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         print(f"llama-cpp-python {given.version} in place of {before}")

@@ -93,22 +93,14 @@ LARGE: dict[str, Any] = {
 }
 """A large schema that is no attack."""
 
+_ARGUMENTS = {
+    f"argument_{i}": {"type": "string", "description": f"the argument number {i}"} for i in range(20)
+}
 TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": f"tool_{i}",
-            "description": f"the tool number {i}",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    f"argument_{j}": {"type": "string", "description": f"the argument number {j}"}
-                    for j in range(20)
-                },
-                "required": ["argument_0"],
-            },
-        },
-    }
+    {"type": "function", "function": {
+        "name": f"tool_{i}", "description": f"the tool number {i}",
+        "parameters": {"type": "object", "properties": _ARGUMENTS, "required": ["argument_0"]},
+    }}
     for i in range(50)
-]
+]  # fmt: skip
 """Fifty tools with twenty properties each, as agents have them."""

@@ -2,7 +2,7 @@
 
 The program prints the path of `llama-server` in `build/llama-server`. A second run builds only what is
 missing. The options are upstream's, but without web pages, TLS and other backends than the CPU's. It needs
-CMake and a compiler, and takes several minutes at first. `--launcher ccache` uses a compiler cache.
+CMake and a compiler, and takes several minutes at first. It uses ccache where that is installed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,9 @@ from tools.patches.source import ROOT, llama_source
 FOLDER = ROOT / "build" / "llama-server"
 PROGRAM = FOLDER / "build" / "bin" / "llama-server"
 OFF = (
-    "LLAMA_BUILD_TESTS",
-    "LLAMA_BUILD_EXAMPLES",
-    "LLAMA_BUILD_APP",
-    "LLAMA_BUILD_UI",
-    "LLAMA_USE_PREBUILT_UI",
-)
-OFF += ("LLAMA_OPENSSL", "MTMD_VIDEO", "GGML_CCACHE", "BUILD_SHARED_LIBS")
+    "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI",
+    "LLAMA_OPENSSL", "MTMD_VIDEO", "GGML_CCACHE", "BUILD_SHARED_LIBS",
+)  # fmt: skip
 """CMake's options that are switched off. None changes what a model computes."""
 
 
@@ -41,24 +37,22 @@ def unpack(folder: Path) -> Path:
     shutil.rmtree(source, ignore_errors=True)
     with tarfile.open(sdist) as archive:
         for member in archive:
-            _, _, path = member.name.partition(f"/{llama_source.INSIDE_SDIST}")
-            file = archive.extractfile(member) if member.isfile() and path else None
-            if file is not None:
-                (source / path).parent.mkdir(parents=True, exist_ok=True)
-                (source / path).write_bytes(file.read())
+            _, _, member.name = member.name.partition(f"/{llama_source.INSIDE_SDIST}")
+            if member.isfile() and member.name:
+                archive.extract(member, source, filter="data")
     stamp.write_text(sha256)
     return source
 
 
-def build(folder: Path = FOLDER, launcher: str | None = None) -> Path:
+def build() -> Path:
     """Return the path of the program, built if need be. Raise InputError and SourceError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source, objects = unpack(folder), folder / "build"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    source, objects = unpack(FOLDER), FOLDER / "build"
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_SERVER=ON"]
     options += [f"-D{name}=OFF" for name in OFF]
     options += ["-DLLAMA_BUILD_NUMBER=0", "-DLLAMA_BUILD_COMMIT=pinned"]
-    if launcher:
-        options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER={launcher}" for language in ("C", "CXX")]
+    if shutil.which("ccache"):
+        options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
     jobs = str(os.cpu_count() or 1)
     for command in (
         ["cmake", "-S", str(source), "-B", str(objects), *options],
@@ -70,19 +64,14 @@ def build(folder: Path = FOLDER, launcher: str | None = None) -> Path:
             raise InputError(f"llama-server is built with CMake: {one_line(error)}") from None
         if done.returncode != 0:
             raise InputError(f"llama-server cannot be built: `{' '.join(command[:3])} …` failed; see above")
-    return objects / "bin" / "llama-server"
+    return PROGRAM
 
 
 def main() -> int:
     """Build the program and print its path. Return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--launcher", help="a program that runs the compiler, such as ccache")
-    args = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__).parse_args()
     try:
-        print(build(args.folder, args.launcher))
+        print(build())
     except (InputError, llama_source.SourceError) as error:
         print(one_line(error), file=sys.stderr)
         return 1

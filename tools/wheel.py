@@ -31,24 +31,13 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("libspac-llama.so", "libcublas.so.*", "libcublasLt.so.*")
 """Libraries that are not copied into the wheel: spac/_library.py loads them."""
 PROMPT = (
-    "--device",
-    "simulated",
-    "--prompt",
-    "def fibonacci(n):",
-    "-n",
-    "64",
-    "--temp",
-    "0",
-    "--seed",
-    "1",
+    "--device", "simulated", "--prompt", "def fibonacci(n):", "-n", "64", "--temp", "0", "--seed", "1",
     "--quiet",
-)
+)  # fmt: skip
 _WIDE = re.compile(
     r"\s*[0-9a-f]+:\s+(v(?!err|erw|mcall)\w+|(?:shlx|shrx|sarx|rorx|mulx|pdep|pext|bzhi)\w?\b)"
 )
 """An instruction that x86-64 CPUs without AVX or BMI2 lack, in a line of objdump. All of AVX begin with v."""
-_OLDEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25)}
-"""The system of manylinux_2_28. Symbols of newer ones are listed."""
 
 
 def run(*words: str | Path, **variables: str) -> str:
@@ -75,18 +64,7 @@ def build(python: str, out: Path, folder: str, defines: Mapping[str, str], requi
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     variables = {**compilers(ROOT / folder), "SPAC_WHEEL_REQUIRES": requires}
     with tempfile.TemporaryDirectory() as made:
-        run(
-            python,
-            "-m",
-            "pip",
-            "wheel",
-            "--no-deps",
-            "--wheel-dir",
-            made,
-            *options,
-            ROOT,
-            **variables,
-        )
+        run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", made, *options, ROOT, **variables)
         [wheel] = Path(made).glob("*.whl")
         return Path(shutil.move(wheel, out / wheel.name))
 
@@ -140,16 +118,6 @@ def libraries(wheel: Path, folder: Path) -> list[Path]:
         return [Path(packed.extract(name, folder)) for name in packed.namelist() if name.endswith(".so")]
 
 
-def newer_symbols(library: Path) -> dict[str, set[str]]:
-    """Return the symbols that a library needs and manylinux_2_28 lacks, by their version."""
-    found: dict[str, set[str]] = {}
-    for name, version in re.findall(r" U (\w+)@(GLIBC(?:XX)?_[\d.]+)", run("nm", "-D", library)):
-        kind, _, number = version.partition("_")
-        if tuple(map(int, number.split("."))) > _OLDEST[kind]:
-            found.setdefault(version, set()).add(name)
-    return found
-
-
 def wide_instructions(library: Path) -> list[str]:
     """Return the functions of a library that have AVX instructions, each with one of them."""
     found: dict[str, str] = {}
@@ -172,22 +140,15 @@ def wide_instructions(library: Path) -> list[str]:
 
 
 def inspect(wheel: Path) -> None:
-    """Print what raises the wheel's platform. Raise InputError if it could not run on an old CPU."""
+    """Raise InputError if the wheel could not run on an old CPU. auditwheel looks at its symbols."""
     with tempfile.TemporaryDirectory() as folder:
         found = libraries(wheel, Path(folder))
         if other := [each for each in found if each.name == "libllama.so" and each.parent.name == "lib"]:
             raise InputError(f"the wheel has a library of another build: {other[0].relative_to(folder)}")
-        newer: dict[str, set[str]] = {}
         for library in found:
-            name = library.relative_to(folder)
-            for version, symbols in newer_symbols(library).items():
-                newer.setdefault(version, set()).update(symbols)
             if library.parent.name not in ("avx2", "avx512") and (wide := wide_instructions(library)):
+                name = library.relative_to(folder)
                 raise InputError(f"{name} has AVX instructions: {'; '.join(wide[:5])}")
-        for version, symbols in sorted(newer.items()):
-            names = sorted(symbols, key=lambda name: (name.startswith("_"), name))
-            more = ", …" if len(names) > 4 else ""
-            print(f"newer than manylinux_2_28: {version}: {', '.join(names[:4])}{more}")
 
 
 # Check
@@ -227,30 +188,19 @@ def demo(spac: Path, cache: str, *options: str, **variables: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools.wheel", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the wheels; with --check, a wheel")
-    parser.add_argument(
-        "--check", action="store_true", help="install the wheel OUT into a fresh environment and run it"
-    )
-    parser.add_argument(
-        "--python", nargs="+", default=[sys.executable], help="interpreters to build for (3.11 or newer)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("out", metavar="OUT", type=Path, help="folder for the wheels; with --check, a wheel")
+    add("--check", action="store_true", help="install the wheel OUT into a fresh environment and run it")
+    add("--python", nargs="+", default=[sys.executable], help="interpreters to build for (3.11 or newer)")
+    add(
         "--plat",
         default="manylinux_2_28_x86_64",
         help="platform that the wheels have to meet; auto: this machine's (default: %(default)s)",
     )
-    parser.add_argument(
-        "--build", default="build/wheel", metavar="FOLDER", help="CMake's folder (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--variants", help="kinds of CPUs, such as baseline,avx2,avx512 (default: all; with --cuda: avx2)"
-    )
-    parser.add_argument(
-        "--cuda", metavar="ARCHITECTURES", help="build for NVIDIA GPUs too, such as 86,89,90,120"
-    )
-    parser.add_argument(
-        "--cublas", help="the package with cuBLAS that a --cuda wheel needs (default: that of nvcc's CUDA)"
-    )
+    add("--build", default="build/wheel", metavar="FOLDER", help="CMake's folder (default: %(default)s)")
+    add("--variants", help="kinds of CPUs, such as baseline,avx2,avx512 (default: all; with --cuda: avx2)")
+    add("--cuda", metavar="ARCHITECTURES", help="build for NVIDIA GPUs too, such as 86,89,90,120")
+    add("--cublas", help="the package with cuBLAS that a --cuda wheel needs (default: that of nvcc's CUDA)")
     options = parser.parse_args(arguments)
     try:
         if options.check:
@@ -272,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             inspect(wheel)
             wheel = audited(wheel, options.out, options.plat)
             print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
-    except (InputError, OSError) as error:  # OSError: nm or objdump is missing
+    except (InputError, OSError) as error:  # OSError: objdump is missing
         parser.error(str(error))
     return 0
 

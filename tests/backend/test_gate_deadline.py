@@ -24,7 +24,7 @@ from spac.errors import DeviceError
 from spac.machine.arrays import Float32Array
 from spac.model.c_api import Context, Model, take_notices
 from tests.conftest import ROOT, TinyModel
-from tools.decoding import CONTEXT, decode
+from tests.decoding import CONTEXT, decode
 
 TIMEOUT = 0.4
 PROMPT, TOKENS = [5, 9, 2, 40, 7], [11, 3, 100, 8]

@@ -18,7 +18,7 @@ from spac.errors import InputError
 from spac.machine.arrays import Int32Array
 from spac.model.c_api import Context, Model
 from tests.conftest import TinyModel
-from tools.decoding import CONTEXT, api, decode
+from tests.decoding import CONTEXT, api, decode
 from tools.models import FAMILIES
 
 PROMPT, TOKENS = [5, 9, 2, 40, 7], [11, 3, 100, 8]

@@ -17,7 +17,7 @@ import pytest
 from spac import _core
 from spac.run import main
 from tests.cli.conftest import ONE_THREAD, environment
-from tools.threads import n_threads
+from tests.threads import n_threads
 
 GREEDY = ("--temp", 0, "-n", 12, "--device", "simulated")
 

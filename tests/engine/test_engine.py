@@ -13,7 +13,7 @@ from spac.engine import Engine
 from spac.errors import InputError, SpacError
 from spac.scheduler import Event, Plan, Scheduler
 from spac.scheduler.ewma import best_per_pool
-from tools.threads import n_threads
+from tests.threads import n_threads
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
 

@@ -16,7 +16,7 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.model.pair import ModelPair
 from tests.conftest import TinyModel
-from tools.threads import n_threads
+from tests.threads import n_threads
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
 

@@ -12,7 +12,6 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 from tests.conftest import TinyModel
 from tools.compare import Case, Job, Settings, run_worker
 from tools.models import FAMILIES, LOADER_FAMILIES, Shape, write_model
-from tools.models.__main__ import main
 from tools.models.loader_families import LoaderFamily
 from tools.models.weights import random_weights
 
@@ -73,15 +72,6 @@ def test_impossible_shapes_are_refused(tmp_path: Path) -> None:
         write_model(path, "qwen3moe", Shape(types={"*": "Q17"}))
     with pytest.raises(ValueError, match="has no option"):
         write_model(path, "qwen3moe", Shape(options={"merged": 1}))
-
-
-def test_the_program_writes_what_it_is_asked(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    arguments = ["deepseek2", str(path), "--layers", "4", "--type", "Q8_0", "--set", "merged=1"]
-    assert main(arguments) == 0
-    names = {t.name for t in GGUFReader(path).tensors}
-    assert "blk.3.ffn_gate_up_exps.weight" in names
-    assert main([*arguments[:2], "--type", "Q4_K"]) == 2
 
 
 def test_every_family_decodes_on_the_stock_library(

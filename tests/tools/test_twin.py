@@ -17,13 +17,12 @@ from tests.conftest import AGREEMENT
 from tools.models import FAMILIES
 from tools.models.parts import Tensor
 from tools.twin.__main__ import main
-from tools.twin.blocks import quantize, random_blocks
 from tools.twin.catalog import MODELS
 from tools.twin.chain import Chain
 from tools.twin.drift import Drift, Locality, simulate, solve
 from tools.twin.measure import Measured, in_chain, measure, run
 from tools.twin.vocabulary import LEAST, make_vocabulary
-from tools.twin.writer import Mix, Twin, write_twin
+from tools.twin.writer import Mix, Twin, quantize, random_numbers, write_twin
 
 ROOT = Path(__file__).resolve().parents[2]
 BILLIONS = {
@@ -58,11 +57,10 @@ def test_computed_weights_survive_quantization(kind: Type, bound: float) -> None
 @pytest.mark.parametrize("name", ["F32", "F16", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q5_0", "Q5_1", "MXFP4"])
 def test_random_weights_have_the_spread_asked_for(name: str) -> None:
     kind, std = Type[name], 0.02
-    blocks = random_blocks(np.random.default_rng(1), 1 << 18, kind, std)
-    numbers = quants.dequantize(blocks if name != "F32" else blocks.view(np.float32), kind)
+    numbers = quants.dequantize(random_numbers(np.random.default_rng(1), 1 << 18, kind, std), kind)
     assert numbers.size == 1 << 18
     ratio = float(numbers.std()) / std
-    assert 0.7 < ratio < 1.42 if name == "MXFP4" else abs(ratio - 1) < 0.02  # MXFP4's scales are powers of 2
+    assert 0.7 < ratio < 1.42 if name == "MXFP4" else abs(ratio - 1) < 0.05  # MXFP4's scales are powers of 2
     assert abs(float(numbers.mean())) < 0.06 * std
     rows = numbers.reshape(2, -1)
     assert abs(float(np.corrcoef(rows)[0, 1])) < 0.01
@@ -106,8 +104,8 @@ def test_every_family_writes_its_chain(name: str, tmp_path: Path) -> None:
     path = write_twin(tmp_path / "twin.gguf", Twin(name, model, model.mix, Drift(0.7, 0.95)))
     info = check_model(path)
     assert (info.n_expert, info.n_expert_used) == (MODELS[name].shape.n_expert, MODELS[name].shape.n_used)
-    found = run(path, 24, start=100)
-    assert in_chain(found.tokens, 100, make_vocabulary(LEAST, 0).n_chain) == 1
+    tokens, _, _ = run(path, 24, start=100)
+    assert in_chain(tokens, 100, make_vocabulary(LEAST, 0).n_chain) == 1
 
 
 # The tokenizer
@@ -253,7 +251,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = str(tmp_path / "x.gguf")
     for arguments, message in (
         (["tiny", out, "--locality", "0.45,0.99"], "cannot be had"),
-        (["tiny", out, "--drift", "1.5,0.9"], "leave a token nothing"),
+        (["tiny", out, "--skew", "1.5"], "leave a token nothing"),
         (["tiny", out, "--width", "50"], "a width of 50"),
         (["tiny-draft", out, "--draft", out + "d"], "has no draft"),
         (["measure", str(ROOT / "python/spac/demo/target.gguf")], "not a twin"),

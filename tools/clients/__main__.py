@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,15 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spac.errors import InputError, one_line
-from tools.clients.install import install, version
 from tools.clients.serving import KEY, RECORDS, ROOT, served
-from tools.clients.table import CLIENTS, LEFT_OUT, Client
+from tools.clients.table import CLIENTS, Client
 
 SCRIPT_S = 150
 """Seconds that the script of a client may take."""
 END = "all checks were made"
 """The last line of a script."""
 SCRIPTS = Path(__file__).parent / "scripts"
+PAGE = ROOT / "docs" / "clients.md"
+ODD = str.maketrans("|`", "/'")
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1", "OTEL_SDK_DISABLED": "true",
     "CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_DISABLE_TRACKING": "true", "CREWAI_TRACING_ENABLED": "false",
@@ -53,8 +55,7 @@ def attempt(client: Client, folder: Path, url: str) -> Result:
     """Install a client and run its script."""
     result = Result(client, client.version)
     try:
-        install(client, folder)
-        result.version = version(client, folder)
+        result.version = client.install(folder)
         for check, fault in checks(client, folder, url):
             if fault is None:
                 result.passed.append(check)
@@ -77,16 +78,10 @@ def checks(
     else:
         command = [python, "-m", f"tools.clients.scripts.{client.name}", given]
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "SSL_CERT_FILE") if name in os.environ}
-    variables = {
-        **kept,
-        **QUIET,
-        "HOME": str(folder),
-        "PYTHONPATH": str(ROOT),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    ours = {"HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     with open(folder / "script.log", "w") as log, contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(
-            command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=log,
+            command, cwd=folder, env={**kept, **QUIET, **ours}, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT, timeout=SCRIPT_S,
         )  # fmt: skip
     lines = (folder / "script.log").read_text().splitlines()
@@ -104,67 +99,26 @@ def agent_row(file: Path) -> str:
 
 
 def page(results: Sequence[Result]) -> str:
-    """Return a page of results, in Markdown."""
+    """Return docs/clients.md with the tables of these results and of the agents' records."""
     rows = []
     for each in results:
-        faults = [f"{name}: `{fault.translate(ODD)}`" for name, fault in each.faults.items()]
-        place = " (npm)" if each.client.is_node else ""
-        cells = (
-            each.client.package + place,
-            each.version,
-            each.client.interface,
-            ", ".join(each.passed),
-            "; ".join(faults),
-        )
+        faults = "; ".join(f"{name}: `{fault.translate(ODD)}`" for name, fault in each.faults.items())
+        name = each.client.package + (" (npm)" if each.client.is_node else "")
+        cells = (name, each.version, each.client.interface, ", ".join(each.passed), faults)
         rows.append(f"| {' | '.join(cells)} |")
-    return PAGE.format(
-        date=time.strftime("%Y-%m-%d"),
-        rows="\n".join(rows),
-        agents="\n".join(map(agent_row, sorted(RECORDS.glob("*.json")))),
-        left_out="\n".join(f"- {name}: {why}." for name, why in LEFT_OUT.items()),
+    tables = iter((rows, [agent_row(file) for file in sorted(RECORDS.glob("*.json"))]))
+    text = re.sub(r"on \d{4}-\d\d-\d\d", f"on {time.strftime('%Y-%m-%d')}", PAGE.read_text(), count=1)
+    return re.sub(
+        r"(?<=\n)(\|.*\n\| ---.*)(?:\n\|.*)*", lambda head: "\n".join([head[1], *next(tables)]), text
     )
-
-
-ODD = str.maketrans("|`", "/'")
-PAGE = """\
-# Clients
-
-`python -m tools.clients --page docs/clients.md` wrote this page on {date}. It installs each client at the
-version below, and runs its script of `tools/clients/scripts` against `spac serve` with the demo pair on the
-simulated device. Grammars, schemas and named tools fix what is checked, because that model's own words mean
-nothing.
-
-| client | version | interface | passed | failed, and why |
-| --- | --- | --- | --- | --- |
-{rows}
-
-Left out:
-
-{left_out}
-
-## Coding agents
-
-`python -m tools.clients.agents NAME` runs an agent against the server in an empty folder. The first answers
-are made to call tools of the agent's, which it runs. Its requests are kept as shapes, with other words in
-place of all texts. `tests/serve/test_agents.py` sends them, whole and as streams, and checks the answers.
-
-| agent | version | interface | requests |
-| --- | --- | --- | ---: |
-{agents}
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if all checks of all clients passed, 1 if not, and 2 for a wrong name."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.clients",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.clients", description=__doc__)
     names = [client.name for client in CLIENTS]
-    parser.add_argument(
-        "--only", nargs="+", default=names, metavar="NAME", choices=names, help=", ".join(names)
-    )
+    listed = ", ".join(names)
+    parser.add_argument("--only", nargs="+", default=names, metavar="NAME", choices=names, help=listed)
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the results here, as Markdown")
     parser.add_argument("--folder", type=Path, help="of the installations (default: a temporary one)")
     args = parser.parse_args(argv)
@@ -176,19 +130,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for client in CLIENTS:
                     if client.name in args.only:
                         results.append(attempt(client, folder / client.name, url))
-                        print(told(results[-1]), flush=True)
+                        made = results[-1]
+                        print(f"{made.client.package} {made.version}: {', '.join(made.passed)}", flush=True)
+                        print(
+                            *(f"  {name}: {fault}\n" for name, fault in made.faults.items()), sep="", end=""
+                        )
         except InputError as error:
             print(one_line(str(error)), file=sys.stderr)
             return 2
     if args.page:
         args.page.write_text(page(results))
     return int(any(each.faults for each in results))
-
-
-def told(result: Result) -> str:
-    """Return a result as text."""
-    lines = [f"{result.client.package} {result.version}: {', '.join(result.passed)}"]
-    return "\n".join(lines + [f"  {name}: {fault}" for name, fault in result.faults.items()])
 
 
 if __name__ == "__main__":

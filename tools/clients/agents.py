@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spac.errors import InputError, one_line
-from tools.clients.install import install, version
-from tools.clients.recorder import Call, Recorder
+from tools.clients.recorder import Call, recording
 from tools.clients.serving import KEY, RECORDS, served
 from tools.clients.shapes import laid_out
 from tools.clients.table import Client
@@ -95,11 +94,11 @@ AGENTS = {
 def record(name: str, agent: Agent, folder: Path, work: Path, address: str) -> dict:
     """Run an agent, and return its record. Raise InputError if it asks for nothing."""
     client = Client(name, (agent.package,), is_node=True)
-    install(client, folder)
+    version = client.install(folder)
     home, place = work / "home", work / "place"
     place.mkdir()
-    with Recorder(address, KEY, agent.calls) as recorder:
-        filled = lambda text: text.replace("{url}", recorder.url)  # noqa: E731
+    with recording(address, KEY, agent.calls) as (url, seen):
+        filled = lambda text: text.replace("{url}", url)  # noqa: E731
         for path, text in agent.files.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             (home / path).write_text(filled(text))
@@ -114,31 +113,26 @@ def record(name: str, agent: Agent, folder: Path, work: Path, address: str) -> d
             said = done.stdout + done.stderr
         except subprocess.TimeoutExpired as error:
             said = f"{error}: {error.stdout!r} {error.stderr!r}"
-    if not recorder.seen:
+    if not seen:
         raise InputError(f"{name} asked for nothing: {one_line(said[-500:])}")
-    for each in recorder.seen:
+    for each in seen:
         print(each["path"], each.pop("status"), sorted(each["request"]))
     print(said[-1500:])
-    calling = [each for each in recorder.seen if each["request"].get("tools")]
-    kept = [
-        each for each in recorder.seen if each not in calling[len(agent.calls) + 1 :]
-    ]  # the others try again
+    calling = [each for each in seen if each["request"].get("tools")]
+    again = calling[len(agent.calls) + 1 :]
+    kept = [each for each in seen if each not in again]
     tools: list = []
     for each in kept:  # each set of tools is kept once
         if given := each["request"].get("tools"):
             if given not in tools:
                 tools.append(given)
             each["request"]["tools"] = tools.index(given)
-    return {"agent": agent.package.rpartition("@")[0], "version": version(client, folder), "tools": tools,
-            "requests": kept}  # fmt: skip
+    return {"agent": client.package, "version": version, "tools": tools, "requests": kept}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if the agent's requests were recorded."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.clients.agents", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = argparse.ArgumentParser(prog="python -m tools.clients.agents", description=__doc__)
     parser.add_argument("name", choices=AGENTS)
     parser.add_argument("--folder", type=Path, help="of the installations (default: a temporary one)")
     args = parser.parse_args(argv)

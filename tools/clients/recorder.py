@@ -6,13 +6,20 @@ tools are made to call one with given arguments: the agent then runs it, and sen
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import http.client
 import json
 import threading
-from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from tools.clients.shapes import Shaper
 
@@ -51,71 +58,39 @@ def brief(path: str, request: dict[str, Any], tokens: int) -> dict[str, Any]:
     return {**kept, names[2 if path == RESPONSES else 0]: tokens}
 
 
-class Recorder(ThreadingHTTPServer):
-    """Passes requests on to the server at `address`. `calls` are what the answers to the first ones call."""
+@contextlib.contextmanager
+def recording(address: str, key: str, calls: Sequence[Call]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the address of a proxy of the server at `address`, and a list that gets each request for an
+    answer: its path, shape and status. The first ones with tools are answered by `calls`."""
+    client = httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=300)
+    seen: list[dict[str, Any]] = []
+    shaper, rest = Shaper(), list(calls)
 
-    daemon_threads = True
-
-    def __init__(self, address: str, key: str, calls: Sequence[Call]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.address, self.key, self.calls = address, key, list(calls)
-        self.seen: list[dict[str, Any]] = []
-        """The path, shape, and status of each request that asks for an answer."""
-        self.shaper = Shaper()
-        self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        """The address of the proxy."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self) -> Recorder:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Recorder
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        self._pass_on(None)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        path = self.path.partition("?")[0]
-        if path not in (RESPONSES, MESSAGES, CHAT):
-            self._pass_on(body)
-            return
-        recorder = self.server
-        with recorder.lock:
-            shape = recorder.shaper.shape(json.loads(body))
-            entry = {"path": path, "status": 0, "request": shape}
-            recorder.seen.append(entry)
+    async def pass_on(request: Request) -> StreamingResponse:
+        path, body, entry = request.url.path, await request.body(), dict[str, Any]()
+        if request.method == "POST" and path in (RESPONSES, MESSAGES, CHAT):
+            shape = shaper.shape(json.loads(body))
+            entry |= {"path": path, "status": 0, "request": shape}
+            seen.append(entry)
             asked = brief(path, shape, 40)
-            has_tools = bool(shape.get("tools"))
-            if has_tools and recorder.calls:
-                asked = calling(path, brief(path, shape, 400), recorder.calls.pop(0))
-        entry["status"] = self._pass_on(json.dumps(asked).encode())
+            if shape.get("tools") and rest:
+                asked = calling(path, brief(path, shape, 400), rest.pop(0))
+            body = json.dumps(asked).encode()
+        url, kind = f"{path}?{request.url.query}", {"content-type": "application/json"}
+        sent = client.build_request(request.method, url, content=body, headers=kind)
+        answer = await client.send(sent, stream=True)
+        entry["status"] = answer.status_code
+        kind = {"content-type": answer.headers.get("content-type", "application/json")}
+        return StreamingResponse(answer.aiter_bytes(), answer.status_code, kind)
 
-    def _pass_on(self, body: bytes | None) -> int:
-        connection = http.client.HTTPConnection(self.server.address.removeprefix("http://"), timeout=300)
-        fields = {"authorization": f"Bearer {self.server.key}", "content-type": "application/json"}
-        connection.request(self.command, self.path, body, fields)
-        response = connection.getresponse()
-        self.send_response_only(response.status)
-        self.send_header("content-type", response.headers.get("content-type", "application/json"))
-        self.send_header("connection", "close")
-        self.end_headers()
-        while part := response.read1():
-            self.wfile.write(part)
-            self.wfile.flush()
-        connection.close()
-        self.close_connection = True
-        return response.status
+    app = Starlette(routes=[Route("/{path:path}", pass_on, methods=["GET", "POST"])])
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", seen
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -11,18 +11,8 @@ TEXT = "some words"
 GRAMMAR = "start: /(.|\\n)+/"
 FREE = ("text", "content", "description", "instructions", "output", "summary", "title", "input", "thinking")
 NAMES = (
-    "type",
-    "name",
-    "role",
-    "$schema",
-    "$ref",
-    "required",
-    "enum",
-    "const",
-    "pattern",
-    "syntax",
-    "include",
-)
+    "type", "name", "role", "$schema", "$ref", "required", "enum", "const", "pattern", "syntax", "include",
+)  # fmt: skip
 IDS = ("id", "call_id", "tool_call_id", "tool_use_id", "item_id")
 
 

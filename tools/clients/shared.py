@@ -9,26 +9,54 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+try:
+    from pydantic import BaseModel
+except ImportError:  # no script of this client asks for `Numbers`
+    BaseModel = object
+
 _given = json.loads(sys.argv[1])
 URL: str = _given["url"]
 KEY: str = _given["key"]
 ADDRESS = URL.removesuffix("/v1")
 SAID = "hi there"
 GRAMMAR = f'root ::= "{SAID}"'
-USER = [{"role": "user", "content": "hello"}]
 LONG = "word " * 20_000
 """A prompt that no context of the server holds."""
 NUMBERS = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"], "additionalProperties": False,
+}  # fmt: skip
+FORM = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
+SAYING = {"extra_body": {"grammar": GRAMMAR}}
+CALLS = {"tool_choice": "required", "parallel_tool_calls": False}
+CHOICE = {"type": "function", "function": {"name": "add"}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": NUMBERS}}
 
 
-def run(checks: dict[str, Callable[[], Any]]) -> None:
-    """Make checks. Print a line of JSON for each: its name, and its fault or null. Print a last line."""
+class Numbers(BaseModel):
+    """NUMBERS as a class."""
+
+    a: int
+    b: int
+
+
+def said(text: str) -> list[dict[str, str]]:
+    """Return the messages of a chat."""
+    return [{"role": "user", "content": text}]
+
+
+USER = said("hello")
+
+
+def run(checks: dict[str, Callable[[], Any]], ask: Callable[..., Any] | None = None) -> None:
+    """Make checks. Print a line of JSON for each: its name, and its fault or null. Print a last line.
+
+    `ask` takes a key and a text. It has to fail with a wrong key, and with a text that is too long.
+    """
+    if ask is not None:
+        checks["wrong key"] = lambda: wrong_key(lambda: ask(key="x"))
+        words = ("context size", "context length", "ContextWindow", "ContextOverflow")
+        checks["too long prompt"] = lambda: refused(lambda: ask(text=LONG), *words)
     for name, check in checks.items():
         fault = None
         try:
@@ -73,8 +101,3 @@ def refused(call: Callable[[], object], *words: str) -> None:
 def wrong_key(call: Callable[[], object]) -> None:
     """Expect an error that tells of the key."""
     refused(call, "AuthenticationError", "401", "API Key", "API key")
-
-
-def too_long(call: Callable[[], object]) -> None:
-    """Expect an error that tells of the context."""
-    refused(call, "context size", "context length", "ContextWindow", "ContextOverflow")

@@ -1,10 +1,18 @@
-"""The clients that are tried, with their exact versions, and those that are not, with the reason."""
+"""The clients that are tried, with their exact versions, and how they are installed."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
-OPENAI, ANTHROPIC = "OpenAI", "Anthropic"
+from spac.errors import InputError, one_line
+
+INSTALL_S = 300
+"""Seconds that a step of a client's installation may take."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,42 @@ class Client:
         """The first package's version."""
         return self.packages[0].rpartition("@" if self.is_node else "=")[2]
 
+    def install(self, folder: Path) -> str:
+        """Install the client into `folder`, unless an earlier run has. Return its version there. Raise
+        InputError if it cannot be installed."""
+        stamp, words = folder / "installed", " ".join(self.packages)
+        commands = [
+            [sys.executable, "-m", "venv", "venv"],
+            ["venv/bin/python", "-m", "pip", "install", "--quiet", *self.packages],
+        ]
+        if self.is_node:
+            commands = [["npm", "install", "--no-audit", "--no-fund", *self.packages]]
+        if not stamp.is_file() or stamp.read_text() != words:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            (folder / "package.json").write_text("{}")
+            for command in commands:
+                _do(command, folder)
+            stamp.write_text(words)
+        if self.is_node:
+            file = folder / "node_modules" / self.package / "package.json"
+            return str(json.loads(file.read_text())["version"])
+        code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
+        return _do(["venv/bin/python", "-c", code], folder).strip()
+
+
+def _do(command: list[str], folder: Path) -> str:
+    """Return what a command prints. Raise InputError if it fails."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSTALL_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"not installed: {one_line(str(error))}") from None
+    if done.returncode != 0:
+        raise InputError(f"not installed: {one_line((done.stderr or done.stdout)[-300:])}")
+    return done.stdout
+
 
 CLIENTS = (
     Client("openai", ("openai==3.57.0",), "completions, chats, Responses, embeddings"),
@@ -51,6 +95,3 @@ CLIENTS = (
     Client("anthropic_node", ("@anthropic-ai/sdk@1.14.0",), "Messages", is_node=True),
     Client("vercel_ai", ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"), is_node=True),
 )
-LEFT_OUT = {
-    "mem0": "it uses OpenAI's client, and its memories need answers that mean something",
-}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import llama_cpp as ll
@@ -54,7 +53,7 @@ class Model:
         if case.overrides:
             params.kv_overrides = self._overrides = _overrides(case.overrides)
         # spac's expert store is an extra buffer type, so spac needs the default.
-        params.use_extra_bufts = on_device or case.repack
+        params.use_extra_bufts = on_device
         self.pointer = ll.llama_model_load_from_file(case.model.encode(), params)
         if not self.pointer:
             raise RuntimeError(f"{case.model} does not load")
@@ -70,9 +69,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         ll.llama_model_free(self.pointer)
 
 
@@ -162,8 +159,6 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         ll.llama_batch_free(self._batch)
         ll.llama_free(self.pointer)

@@ -66,7 +66,6 @@ class Case:
     model: str
     settings: Settings = field(default_factory=Settings)
     runs: tuple[Run, ...] = (Run(),)
-    repack: bool = False  # reference only: let the library repack weights (its default)
     lora: str = ""  # an adapter to apply, or none
     lora_scale: float = 1.0
     overrides: dict[str, int | float | bool] = field(default_factory=dict)  # replaces the file's metadata
@@ -103,17 +102,10 @@ class Job:
     @staticmethod
     def read(path: Path) -> Job:
         data: dict[str, Any] = json.loads(path.read_text())
-        cases = tuple(
-            Case(
-                **{
-                    **case,
-                    "settings": Settings(**case["settings"]),
-                    "runs": tuple(Run(**run) for run in case["runs"]),
-                }
-            )
-            for case in data["cases"]
-        )
-        return Job(**data | {"cases": cases})
+        for case in data["cases"]:
+            case["settings"] = Settings(**case["settings"])
+            case["runs"] = tuple(Run(**run) for run in case["runs"])
+        return Job(**data | {"cases": tuple(Case(**case) for case in data["cases"])})
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A script works through the `Decoder` protocol only, so that it does not know whi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Logits = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
 
 N_PROMPT = 40
 N_GREEDY = 32
@@ -28,7 +29,7 @@ class Decoder(Protocol):
 
     n_vocab: int
 
-    def decode(self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]) -> Logits:
+    def decode(self, tokens: Tokens, position: int, wanted: list[int]) -> Logits:
         """Evaluate tokens at position, position + 1, …. Return logits [len(wanted), n_vocab] of the wanted
         tokens."""
 
@@ -46,81 +47,67 @@ class Decoder(Protocol):
         their place."""
 
 
-def run_script(
-    decoder: Decoder,
-    before_step: Callable[[], None],
-    n_greedy: int = N_GREEDY,
-    n_long: int = N_LONG,
-) -> dict[str, Logits]:
-    """Run the script on an empty context, and return logits by step's name, in order. The script's tokens
-    depend on the model's logits only where it is greedy. So everything after a wrong logit shows the
-    error."""
-    rng = np.random.default_rng(7)
-    out: dict[str, Logits] = {}
-
-    def step(name: str, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]) -> Logits:
-        before_step()
-        out[name] = decoder.decode(tokens, position, wanted)
-        return out[name]
-
-    def draw(n: int) -> npt.NDArray[np.int32]:
-        return rng.integers(0, 256, n, dtype=np.int32)
-
-    decoder.rewind(0)
-    position = N_PROMPT
-    token = int(step("prompt", draw(N_PROMPT), 0, [N_PROMPT - 1])[0].argmax())
-    for i in range(n_greedy):
-        token = int(step(f"greedy {i}", np.array([token], np.int32), position, [0])[0].argmax())
-        position += 1
-    for i, kept in enumerate(KEPT):
-        tokens = draw(N_VERIFY)
-        tokens[0] = token
-        logits = step(f"verify {i}", tokens, position, list(range(N_VERIFY)))
-        position += kept
-        token = int(logits[kept - 1].argmax())
-        decoder.rewind(position)
-    decoder.rewind(0)
-    step("long prompt", draw(n_long), 0, [0, 1, n_long // 2, n_long - 2, n_long - 1])
-    step("after it", np.array([token], np.int32), n_long, [0])
-    return out
-
-
-def run_first_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Run the first step of `run_script`."""
-    before_step()
-    tokens = np.random.default_rng(7).integers(0, 256, N_PROMPT, dtype=np.int32)
-    decoder.rewind(0)
-    return {"prompt": decoder.decode(tokens, 0, [N_PROMPT - 1])}
-
-
-LENGTHS = (2, 4, 2, 3, 4, 3, 2, 2, 5, 4, 3, 2, 5)
-"""Draft lengths that change, as a governor chooses them."""
-
-
 class _Steps:
-    """A running script: its decoder, its random tokens, and the logits so far by step's name."""
+    """A running script: its decoder, its random tokens, and the logits so far by step's name, in order."""
 
-    def __init__(self, decoder: Decoder, before_step: Callable[[], None]) -> None:
+    def __init__(self, decoder: Decoder, before_step: Callable[[], None], seed: int = 11) -> None:
         self._decoder, self._before_step = decoder, before_step
-        self._rng = np.random.default_rng(11)
+        self._rng = np.random.default_rng(seed)
         self.logits: dict[str, Logits] = {}
         decoder.rewind(0)
 
+    def draw(self, n: int) -> Tokens:
+        return self._rng.integers(0, 256, n, dtype=np.int32)
+
+    def decode(self, name: str, tokens: Tokens, position: int, wanted: Sequence[int]) -> Logits:
+        """Do a step. Return the logits of the wanted tokens."""
+        self._before_step()
+        self.logits[name] = self._decoder.decode(tokens, position, list(wanted))
+        return self.logits[name]
+
     def random(self, name: str, n: int, position: int) -> int:
         """Evaluate `n` random tokens, with the logits of the last two. Return the token that follows."""
-        tokens = self._rng.integers(0, 256, n, dtype=np.int32)
-        return self._step(name, tokens, position, [n - 2, n - 1])
+        return int(self.decode(name, self.draw(n), position, (n - 2, n - 1))[-1].argmax())
 
     def greedy(self, name: str, n: int, token: int, position: int) -> int:
         """Evaluate `n` greedy tokens, one by one, from `token` on. Return the token that would come next."""
         for i in range(n):
-            token = self._step(f"{name} {i}", np.array([token], np.int32), position + i, [0])
+            logits = self.decode(f"{name} {i}", np.array([token], np.int32), position + i, (0,))
+            token = int(logits[0].argmax())
         return token
 
-    def _step(self, name: str, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]) -> int:
-        self._before_step()
-        self.logits[name] = self._decoder.decode(tokens, position, wanted)
-        return int(self.logits[name][-1].argmax())
+
+def run_script(
+    decoder: Decoder, before_step: Callable[[], None], n_greedy: int = N_GREEDY, n_long: int = N_LONG
+) -> dict[str, Logits]:
+    """Run the script on an empty context, and return logits by step's name, in order. The script's tokens
+    depend on the model's logits only where it is greedy. So everything after a wrong logit shows the
+    error."""
+    steps = _Steps(decoder, before_step, 7)
+    token = int(steps.decode("prompt", steps.draw(N_PROMPT), 0, (N_PROMPT - 1,))[0].argmax())
+    token = steps.greedy("greedy", n_greedy, token, N_PROMPT)
+    position = N_PROMPT + n_greedy
+    for i, kept in enumerate(KEPT):
+        tokens = steps.draw(N_VERIFY)
+        tokens[0] = token
+        token = int(steps.decode(f"verify {i}", tokens, position, range(N_VERIFY))[kept - 1].argmax())
+        position += kept
+        decoder.rewind(position)
+    decoder.rewind(0)
+    steps.decode("long prompt", steps.draw(n_long), 0, (0, 1, n_long // 2, n_long - 2, n_long - 1))
+    steps.decode("after it", np.array([token], np.int32), n_long, (0,))
+    return steps.logits
+
+
+def run_first_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Run the first step of `run_script`."""
+    steps = _Steps(decoder, before_step, 7)
+    steps.decode("prompt", steps.draw(N_PROMPT), 0, (N_PROMPT - 1,))
+    return steps.logits
+
+
+LENGTHS = (2, 4, 2, 3, 4, 3, 2, 2, 5, 4, 3, 2, 5)
+"""Draft lengths that change, as a governor chooses them."""
 
 
 def run_short_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
@@ -190,26 +177,18 @@ BATCHES = (1, 2, 4, 8, 9, 17, 40)
 def run_batches_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
     """Run batches of `BATCHES` random tokens in an empty context, and as many behind the small ones, with
     every row. An error in one batch does not spread to the next."""
-    rng = np.random.default_rng(13)
-    out: dict[str, Logits] = {}
+    steps = _Steps(decoder, before_step, 13)
     for n in BATCHES:
         decoder.rewind(0)
         for name, position in (("first", 0), ("behind it", n))[: 2 if n <= 8 else 1]:
-            before_step()
-            tokens = rng.integers(0, 256, n, dtype=np.int32)
-            out[f"{n} tokens, {name}"] = decoder.decode(tokens, position, list(range(n)))
-    return out
+            steps.decode(f"{n} tokens, {name}", steps.draw(n), position, range(n))
+    return steps.logits
 
 
 SCRIPTS = {
-    "full": run_script,
-    "half": partial(run_script, n_greedy=N_GREEDY // 2, n_long=N_LONG // 2),
-    "first": run_first_script,
-    "short": run_short_script,
-    "state": run_state_script,
-    "shift": run_shift_script,
-    "prompts": run_prompts_script,
-    "lengths": run_lengths_script,
+    "full": run_script, "half": partial(run_script, n_greedy=N_GREEDY // 2, n_long=N_LONG // 2),
+    "first": run_first_script, "short": run_short_script, "state": run_state_script,
+    "shift": run_shift_script, "prompts": run_prompts_script, "lengths": run_lengths_script,
     "batches": run_batches_script,
-}
+}  # fmt: skip
 """The scripts that a case may run."""

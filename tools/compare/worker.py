@@ -139,13 +139,10 @@ def _observe(
         experts.set_miss("cpu", False)
     after = dict(experts.stats)
     return steps, {
-        "n_layer": experts.n_layer,
-        "n_expert": experts.n_expert,
-        "resident": resident,
-        "devices": _devices(experts),
-        "host_bytes": [experts.host_bytes.pinned, experts.host_bytes.pageable],
+        "n_layer": experts.n_layer, "n_expert": experts.n_expert, "resident": resident,
+        "devices": _devices(experts), "host_bytes": [experts.host_bytes.pinned, experts.host_bytes.pageable],
         "stats": {key: int(after[key]) - int(before[key]) for key in after},
-    }
+    }  # fmt: skip
 
 
 def _devices(experts: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Make the demo pair from nothing: corpus, tokenizer, target, draft, GGUF files, figures, model card.
+"""Make the demo pair from nothing: corpus, tokenizer, target, draft, GGUF files, figures of the model card.
 
 Every part continues where it stopped, so the command may be interrupted and repeated.
 """
@@ -6,59 +6,42 @@ Every part continues where it stopped, so the command may be interrupted and rep
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
 import torch
 
-from . import card, data, distill, evaluate, export, train
-from .data import CorpusError
+from . import data, export, figures, train
 
-#: Keeps large tensors on the heap; otherwise a third of the time goes into page faults.
-_ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-}
-
-
-def _with_allocator_settings() -> None:
-    """Start this command anew if glibc's settings, which it reads only at start, are not set."""
-    if any(name not in os.environ for name in _ALLOCATOR):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**_ALLOCATOR, **os.environ})
-
-
-def build(args: argparse.Namespace) -> None:
-    """Run all parts in order."""
-    data.prepare(args.work, args.stdlib, args.docs)
-    train.train_target(args.work, int(args.target_tokens), args.workers)
-    distill.distill(args.work, int(args.draft_tokens), int(args.own_tokens), args.workers)
-    export.export_pair(args.work, args.models)
-    torch.set_num_threads(args.workers)
-    results = evaluate.evaluate(args.work)
-    evaluate.RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (args.models / card.NAME).write_text(card.render(results, args.models), encoding="utf-8")
+_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+              "MALLOC_TOP_PAD_": str(1 << 28)}  # fmt: skip
+"""Keeps large tensors on the heap; otherwise a third of the time goes into page faults."""
 
 
 def main() -> None:
-    """Run the command line of the whole pair."""
-    _with_allocator_settings()
+    """Run all parts in order."""
+    if any(name not in os.environ for name in _ALLOCATOR):  # glibc reads them only at the start
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**_ALLOCATOR, **os.environ})
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"), help="checkpoints and streams")
     parser.add_argument("--models", type=Path, default=Path("python/spac/demo"), help="where the files go")
     parser.add_argument("--stdlib", type=Path, help="default: the running Python's standard library")
     parser.add_argument("--docs", type=Path, help="default: where Debian's python3-doc puts its sources")
-    parser.add_argument("--target-tokens", type=float, default=train.DEFAULT_TOKENS)
-    parser.add_argument("--draft-tokens", type=float, default=distill.DEFAULT_TOKENS)
-    parser.add_argument("--own-tokens", type=float, default=distill.DEFAULT_OWN_TOKENS)
+    parser.add_argument("--target-tokens", type=float, default=train.TARGET_TOKENS)
+    parser.add_argument("--draft-tokens", type=float, default=train.DRAFT_TOKENS)
+    parser.add_argument("--own-tokens", type=float, default=train.OWN_TOKENS)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     args = parser.parse_args()
     try:
-        build(args)
-    except CorpusError as error:
+        data.prepare(args.work, args.stdlib, args.docs)
+    except data.CorpusError as error:
         raise SystemExit(str(error)) from error
+    train.train_target(args.work, int(args.target_tokens), args.workers)
+    train.train_draft(args.work, int(args.draft_tokens), int(args.own_tokens), args.workers)
+    export.export_pair(args.work, args.models)
+    torch.set_num_threads(args.workers)
+    figures.fill_card(args.work, args.models)
 
 
 if __name__ == "__main__":

@@ -11,43 +11,25 @@ from pathlib import Path
 import numpy as np
 import torch
 from llama_cpp import Llama
+from torch.nn.functional import cross_entropy
 
-from . import tokenizer
-from .config import CONTEXT_LENGTH
-from .data import Stream, load, split
-from .train import load_model
+from .data import CONTEXT_LENGTH, Stream, load, load_tokenizer
+from .model import LanguageModel
 
 _TOKENS_COMPARED = 8192
 
 
-def token_differences(llama: Llama, encoder: tokenizer.Tokenizer, texts: list[str]) -> int:
-    """Return the number of ``texts`` that llama.cpp and the training's tokenizer cut or join differently."""
-    different = 0
-    for text in texts:
-        expected = encoder.encode(text).ids
-        actual = llama.tokenize(text.encode(), add_bos=False, special=False)
-        joined = llama.detokenize(actual) == text.encode()
-        different += actual != expected or not joined
-    return different
-
-
-def _mean_loss(scores: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float(torch.nn.functional.cross_entropy(scores.double(), wanted))
-
-
 @torch.no_grad()
-def losses(llama: Llama, checkpoint: Path, tokens: np.ndarray) -> tuple[float, float]:
+def losses(llama: Llama, model: LanguageModel, tokens: np.ndarray) -> tuple[float, float]:
     """Return the mean negative log likelihood in llama.cpp and in torch over the same windows."""
-    model, _ = load_model(checkpoint)
     window, ours, theirs = llama.n_ctx(), [], []
     for first in range(0, len(tokens) - window, window):
-        part = tokens[first : first + window].astype(np.int64)
-        wanted = torch.from_numpy(part[1:])
+        part = torch.from_numpy(tokens[first : first + window].astype(np.int64))
         llama.reset()
         llama.eval(part.tolist())
-        theirs.append(_mean_loss(torch.from_numpy(llama.scores[: window - 1].copy()), wanted))
-        features, _ = model.features(torch.from_numpy(part).unsqueeze(0), dtype=torch.float32)
-        ours.append(_mean_loss(model.logits(features)[0, :-1], wanted))
+        theirs.append(cross_entropy(torch.from_numpy(llama.scores[: window - 1].copy()), part[1:]))
+        features, _ = model.features(part.unsqueeze(0), dtype=torch.float32)
+        ours.append(cross_entropy(model.scores(features)[0, :-1], part[1:]))
     return float(np.mean(theirs)), float(np.mean(ours))
 
 
@@ -58,19 +40,23 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("python/spac/demo"))
     args = parser.parse_args()
     torch.set_num_threads(2)
-    encoder = tokenizer.load(args.work / "tokenizer.json")
-    held_out = Stream.load(args.work / "held_out.npz")
-    texts = [document.text for document in split(load())[1]]
+    encoder, held_out = load_tokenizer(args.work), Stream.load(args.work / "held_out.npz")
+    _, texts = load()
     for name in ("target", "draft"):
         path = args.models / f"{name}.gguf"
         llama = Llama(str(path), n_ctx=CONTEXT_LENGTH, logits_all=True, n_threads=2, verbose=False)
-        different = token_differences(llama, encoder, texts)
-        theirs, ours = losses(llama, args.work / f"{name}.pt", held_out.tokens[: _TOKENS_COMPARED + 1])
+        cut = [llama.tokenize(text.encode(), add_bos=False, special=False) for text in texts]
+        n_different = sum(
+            tokens != encoder.encode(text).ids or llama.detokenize(tokens) != text.encode()
+            for text, tokens in zip(texts, cut, strict=True)
+        )
+        model, _ = LanguageModel.load(args.work / f"{name}.pt")
+        theirs, ours = losses(llama, model, held_out.tokens[: _TOKENS_COMPARED + 1])
         print(
-            f"{name}: {different} of {len(texts)} texts cut differently; "
+            f"{name}: {n_different} of {len(texts)} texts cut differently; "
             f"loss {theirs:.4f} in llama.cpp, {ours:.4f} in torch"
         )
-        if different or abs(theirs - ours) > 0.02:
+        if n_different or abs(theirs - ours) > 0.02:
             raise SystemExit(f"{path} differs from its checkpoint")
 
 

@@ -1,28 +1,19 @@
 """Make tiny random-weight GGUFs of llama.cpp's architectures, for the tests.
 
-    from tools.models import Shape, write_model
-    write_model("tiny.gguf", "qwen3moe", Shape(n_layer=3, n_expert=5, types={"*_exps": "Q8_0"}))
-
-or ``python -m tools.models qwen3moe tiny.gguf --layers 3 --experts 5 --type '*_exps=Q8_0'``.
+from tools.models import Shape, write_model
+write_model("tiny.gguf", "qwen3moe", Shape(n_layer=3, n_expert=5, types={"*_exps": "Q8_0"}))
 """
 
 from tools.models.families import FAMILIES
-from tools.models.hybrid import HYBRIDS
 from tools.models.loader_families import LOADER_FAMILIES
 from tools.models.projector import write_projector
 from tools.models.shape import Shape
 from tools.models.variants import exchange_experts, write_adapter
 from tools.models.writer import write_model
 
-FAMILIES.update(HYBRIDS)
 FAMILIES.update(LOADER_FAMILIES)  # type: ignore[arg-type]  # a LoaderFamily answers as a Family does
 
 __all__ = [
-    "FAMILIES",
-    "LOADER_FAMILIES",
-    "Shape",
-    "exchange_experts",
-    "write_adapter",
-    "write_model",
+    "FAMILIES", "LOADER_FAMILIES", "Shape", "exchange_experts", "write_adapter", "write_model",
     "write_projector",
-]
+]  # fmt: skip

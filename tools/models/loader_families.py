@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gguf import GGUFWriter
 
-from tools.models.families import Metadata, _base
+from tools.models.families import Metadata, base
 from tools.models.loader import Shapes, shapes_of
 from tools.models.parts import Tensor
 from tools.models.shape import Shape
 from tools.models.tokenizer import write_tokenizer
-from tools.models.values import add_values
+from tools.models.values import add_values, finish
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LoaderFamily:
     embeds: bool = False
     default: Shape = field(default_factory=Shape)
     left_out: tuple[str, ...] = (".scale", ".input_scale", "rope_freqs.weight")
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     def metadata(self, s: Shape) -> Metadata:
         """Return all keys, without the architecture's prefix."""
@@ -51,30 +51,15 @@ class LoaderFamily:
 
 def _usual(s: Shape) -> Metadata:
     return {
-        **_base(s),
-        "attention.layer_norm_epsilon": 1e-5,
-        "attention.sliding_window": s.n_swa,
-        "rope.dimension_sections": [s.head_dim // 8] * 4,
-        "full_attention_interval": 2,
-        "leading_dense_block_count": s.n_dense,
-        "logit_scale": 1.0,
-        "residual_scale": 1.0,
-        "expert_count": s.n_expert,
-        "expert_used_count": s.n_used,
-        "expert_feed_forward_length": s.n_ff_exp,
-        "expert_shared_count": s.n_shared,
-        "expert_shared_feed_forward_length": s.n_ff_exp * s.n_shared,
-        "expert_gating_func": 2,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 1.5,
-        "interleave_moe_layer_step": 1,
-        "moe_every_n_layers": 1,
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 2 * s.n_embd,
-        "ssm.state_size": 32,
-        "ssm.time_step_rank": 4,
-        "ssm.group_count": 2,
-    }
+        **base(s), "attention.layer_norm_epsilon": 1e-5, "attention.sliding_window": s.n_swa,
+        "rope.dimension_sections": [s.head_dim // 8] * 4, "full_attention_interval": 2,
+        "leading_dense_block_count": s.n_dense, "logit_scale": 1.0, "residual_scale": 1.0,
+        "expert_count": s.n_expert, "expert_used_count": s.n_used, "expert_feed_forward_length": s.n_ff_exp,
+        "expert_shared_count": s.n_shared, "expert_shared_feed_forward_length": s.n_ff_exp * s.n_shared,
+        "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5,
+        "interleave_moe_layer_step": 1, "moe_every_n_layers": 1, "ssm.conv_kernel": 4,
+        "ssm.inner_size": 2 * s.n_embd, "ssm.state_size": 32, "ssm.time_step_rank": 4, "ssm.group_count": 2,
+    }  # fmt: skip
 
 
 Question = tuple[str, str, int]
@@ -102,19 +87,17 @@ def _write_metadata(path: Path, question: Question) -> Path:
     writer = GGUFWriter(path, architecture)
     write_tokenizer(writer, n_vocab)
     add_values(writer, architecture, json.loads(metadata))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
 _GAINS = {
-    "output.weight": 3.0,
-    "ffn_down_exps.weight": 2.0,
-    "attn_sinks.weight": 1.0,
-    "exp_probs_b.bias": 0.05,
-}
+    "output.weight": 3.0, "ffn_down_exps.weight": 2.0, "attn_sinks.weight": 1.0, "exp_probs_b.bias": 0.05,
+}  # fmt: skip
+_KINDS: dict[str, tuple[str] | tuple[str, float]] = {
+    "ffn_gate_inp.weight": ("router", 1.5), "token_embd.weight": ("embedding",), "ssm_d": ("norm",),
+    "ffn_gate_tid2eid.weight": ("ids",),
+}  # fmt: skip
 
 
 def _tensor(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -124,20 +107,48 @@ def _tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         return Tensor(name, shape, "norm")
     if stem.startswith("ssm_a") and "alpha" not in stem:
         return Tensor(name, shape, "decay")
-    if stem == "ffn_gate_inp.weight":
-        return Tensor(name, shape, "router", 1.5)
-    if stem == "token_embd.weight":
-        return Tensor(name, shape, "embedding")
-    if stem == "ffn_gate_tid2eid.weight":
-        return Tensor(name, shape, "ids")
-    if "scale" in stem or stem == "ssm_d":
+    if stem in _KINDS:
+        return Tensor(name, shape, *_KINDS[stem])
+    if "scale" in stem:
         return Tensor(name, shape, "norm")
     if len(shape) == 1 or stem.endswith(".bias") or "conv" in stem:
         return Tensor(name, shape, "bias", _GAINS.get(stem, 0.5 if "conv" in stem else 0.2))
     return Tensor(name, shape, "matrix", _GAINS.get(stem, 1.0))
 
 
-# ---- The families' own metadata
+# The families' own metadata: constants, and functions of the shape
+
+_LATENT: Metadata = {
+    "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32, "attention.key_length": 48,
+    "attention.value_length": 32, "attention.key_length_mla": 48, "attention.value_length_mla": 32,
+    "attention.head_count_kv": 1, "rope.dimension_count": 16,
+}  # fmt: skip
+"""Multi-head latent attention."""
+_INDEXER: Metadata = {
+    "attention.indexer.head_count": 2, "attention.indexer.key_length": 64, "attention.indexer.top_k": 32,
+    "attention.indexer.block_size": 4, "attention.indexer.local_blocks": 1, "attention.indexer.kpool": 4,
+}  # fmt: skip
+"""Sparse attention: an indexer chooses the positions that are read."""
+_HYPER: Metadata = {
+    "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 2, "hyper_connection.epsilon": 1e-6,
+    "hyper_connection.magnitude": 2.0, "hyper_connection.low_rank": 8, "swiglu_clamp_exp": 10.0,
+}  # fmt: skip
+"""Hyper-connections: several residual streams."""
+_ADAPTERS: Metadata = {
+    "adapters.token_ids_activate": [32, 33], "adapters.token_ids_substitute": [32, 33], "adapters.count": 2,
+    "adapters.lora_rank": 4, "expert_count": 0, "expert_used_count": 0,
+}  # fmt: skip
+"""No experts: tokens choose adapters, which are applied like experts."""
+_ENCODER: Metadata = {
+    "attention.causal": False, "moe_every_n_layers": 2, "tokenizer.ggml.token_type_count": 2,
+}  # fmt: skip
+"""An encoder has embeddings and no logits."""
+_DEEPSEEK4: Metadata = {
+    **_INDEXER, **_HYPER, "attention.q_lora_rank": 32, "attention.head_count_kv": 1,
+    "attention.output_group_count": 2, "attention.output_lora_rank": 16,
+    "attention.compress_ratios": [0, 0, 4, 128], "attention.compress_rope_freq_base": 160000.0,
+    "rope.dimension_count": 16, "hash_layer_count": 1, "expert_gating_func": 4,
+}  # fmt: skip
 
 
 def _windows(s: Shape) -> Metadata:
@@ -153,62 +164,21 @@ def _hybrid(s: Shape) -> Metadata:
     return {"attention.head_count_kv": [s.n_head_kv * (il % 3 == 2) for il in range(s.n_layer)]}
 
 
-def _latent(s: Shape) -> Metadata:
-    """Return metadata of multi-head latent attention."""
-    return {
-        "attention.q_lora_rank": 32,
-        "attention.kv_lora_rank": 32,
-        "attention.key_length": 48,
-        "attention.value_length": 32,
-        "attention.key_length_mla": 48,
-        "attention.value_length_mla": 32,
-        "attention.head_count_kv": 1,
-        "rope.dimension_count": 16,
-    }
-
-
-def _latent_windows(s: Shape) -> Metadata:
-    """Return metadata like `_latent`, with equally large heads in layers with a window. The others choose
-    positions by an indexer."""
-    names = ("kv_lora_rank", "key_length", "value_length", "key_length_mla", "value_length_mla")
-    swa = {f"attention.{name}_swa": _latent(s)[f"attention.{name}"] for name in names}
-    types = {"attention.indexer.types": [il % 2 for il in range(s.n_layer)]}
-    return {**_latent(s), **_indexer(s), **_windows(s), **swa, **types, "rope.dimension_count_swa": 16}
-
-
-def _indexer(s: Shape) -> Metadata:
-    """Return metadata of sparse attention: an indexer chooses the positions that are read."""
-    return {
-        "attention.indexer.head_count": 2,
-        "attention.indexer.key_length": 64,
-        "attention.indexer.top_k": 32,
-        "attention.indexer.block_size": 4,
-        "attention.indexer.local_blocks": 1,
-        "attention.indexer.kpool": 4,
-    }
-
-
 def _linear(s: Shape) -> Metadata:
     """Return metadata of latent attention in every second layer, and Kimi's delta attention in the others."""
     return {
-        **_latent(s),
-        "attention.head_count_kv": [il % 2 for il in range(s.n_layer)],
-        "kda.head_dim": 32,
-        "kda.safe_gate": True,
-        "kda.gate_lower_bound": -5.0,
-    }
+        **_LATENT, "attention.head_count_kv": [il % 2 for il in range(s.n_layer)], "kda.head_dim": 32,
+        "kda.safe_gate": True, "kda.gate_lower_bound": -5.0,
+    }  # fmt: skip
 
 
-def _hyper(s: Shape) -> Metadata:
-    """Return metadata of hyper-connections: several residual streams."""
-    return {
-        "hyper_connection.count": 4,
-        "hyper_connection.sinkhorn_iterations": 2,
-        "hyper_connection.epsilon": 1e-6,
-        "hyper_connection.magnitude": 2.0,
-        "hyper_connection.low_rank": 8,
-        "swiglu_clamp_exp": 10.0,
-    }
+def _latent_windows(s: Shape) -> Metadata:
+    """Return metadata of latent attention with equally large heads in layers with a window. The others choose
+    positions by an indexer."""
+    names = ("kv_lora_rank", "key_length", "value_length", "key_length_mla", "value_length_mla")
+    swa = {f"attention.{name}_swa": _LATENT[f"attention.{name}"] for name in names}
+    types = {"attention.indexer.types": [il % 2 for il in range(s.n_layer)]}
+    return {**_LATENT, **_INDEXER, **_windows(s), **swa, **types, "rope.dimension_count_swa": 16}
 
 
 def _gemma4(s: Shape) -> Metadata:
@@ -216,46 +186,15 @@ def _gemma4(s: Shape) -> Metadata:
     return {**_windows(s), **lengths, "embedding_length_per_layer_input": 32}
 
 
-def _graniteswitch(s: Shape) -> Metadata:
-    """Return metadata without experts: tokens choose adapters, which are applied like experts."""
-    tokens = {f"adapters.token_ids_{use}": [32 + i for i in range(2)] for use in ("activate", "substitute")}
-    return {**tokens, "adapters.count": 2, "adapters.lora_rank": 4, "expert_count": 0, "expert_used_count": 0}
-
-
 def _hy_v4(s: Shape) -> Metadata:
     """Return metadata in which every second layer reads the positions that the layer before it chose."""
     types = {"attention.indexer.types": [(il + 1) % 2 for il in range(s.n_layer)]}
-    return {**_latent(s), **_indexer(s), **_hyper(s), **types}
-
-
-def _bert(s: Shape) -> Metadata:
-    """Return metadata of an encoder: it has embeddings and no logits."""
-    return {"attention.causal": False, "moe_every_n_layers": 2, "tokenizer.ggml.token_type_count": 2}
+    return {**_LATENT, **_INDEXER, **_HYPER, **types}
 
 
 def _nemotron(s: Shape) -> Metadata:
     """Return metadata in which every layer is a state, experts, or attention alone."""
     return {**_hybrid(s), "feed_forward_length": [0, s.n_ff, 0]}
-
-
-def _qwen4exp(s: Shape) -> Metadata:
-    return {**_indexer(s), **_hyper(s), "attention.compress_ratios": [4] * s.n_layer}
-
-
-def _deepseek4(s: Shape) -> Metadata:
-    return {
-        **_indexer(s),
-        **_hyper(s),
-        "attention.q_lora_rank": 32,
-        "attention.head_count_kv": 1,
-        "attention.output_group_count": 2,
-        "attention.output_lora_rank": 16,
-        "attention.compress_ratios": [0, 0, 4, 128],
-        "attention.compress_rope_freq_base": 160000.0,
-        "rope.dimension_count": 16,
-        "hash_layer_count": 1,
-        "expert_gating_func": 4,
-    }
 
 
 def _kimi_k3(s: Shape) -> Metadata:
@@ -266,7 +205,7 @@ def _kimi_k3(s: Shape) -> Metadata:
 def _glm5_next(s: Shape) -> Metadata:
     """Return metadata of latent attention without a rotary part."""
     no_rope = {"rope.dimension_count": 0, "attention.key_length": 32}
-    return {**_linear(s), **_indexer(s), **_hyper(s), **no_rope}
+    return {**_linear(s), **_INDEXER, **_HYPER, **no_rope}
 
 
 _WIDE = Shape(n_embd=128)  # heads together are as wide as the model
@@ -281,16 +220,16 @@ LOADER_FAMILIES: dict[str, LoaderFamily] = {
         LoaderFamily("bailingmoe3", _linear, rewinds=False),
         LoaderFamily("cohere2moe"),
         LoaderFamily("deepseek2-ocr", default=_FULL),
-        LoaderFamily("deepseek32", lambda s: {**_latent(s), **_indexer(s)}),
-        LoaderFamily("deepseek4", _deepseek4, default=_FOUR),
+        LoaderFamily("deepseek32", lambda s: _LATENT | _INDEXER),
+        LoaderFamily("deepseek4", lambda s: _DEEPSEEK4, default=_FOUR),
         LoaderFamily("dots3note", _latent_windows),
         LoaderFamily("exaone-moe"),
         LoaderFamily("gemma4", _gemma4, left_out=(".input_scale",)),
-        LoaderFamily("glm-dsa", lambda s: {**_latent(s), **_indexer(s)}),
+        LoaderFamily("glm-dsa", lambda s: _LATENT | _INDEXER),
         LoaderFamily("glm5-next", _glm5_next, rewinds=False),
         LoaderFamily("granite"),
         LoaderFamily("granite_swa", _windows),
-        LoaderFamily("graniteswitch", _graniteswitch),
+        LoaderFamily("graniteswitch", lambda s: _ADAPTERS),
         LoaderFamily("granitehybrid", _hybrid, rewinds=False),
         LoaderFamily("hy_v3"),
         LoaderFamily("hy_v4", _hy_v4),
@@ -305,14 +244,19 @@ LOADER_FAMILIES: dict[str, LoaderFamily] = {
         LoaderFamily("mimo2", _windows),
         LoaderFamily("minicpm"),
         LoaderFamily("minimax-01", rewinds=False),
-        LoaderFamily("minimax-m3", _indexer),
+        LoaderFamily("minimax-m3", lambda s: _INDEXER),
         LoaderFamily("mistral3"),
-        LoaderFamily("mistral4", _latent),
+        LoaderFamily("mistral4", lambda s: _LATENT),
         LoaderFamily("nemotron_h", _nemotron, rewinds=False),
         LoaderFamily("nemotron_h_moe", _nemotron, rewinds=False),
-        LoaderFamily("nomic-bert-moe", _bert, rewinds=False, embeds=True, default=_FULL),
+        LoaderFamily("nomic-bert-moe", lambda s: _ENCODER, rewinds=False, embeds=True, default=_FULL),
         LoaderFamily("qwen35moe", rewinds=False, default=_FOUR),
-        LoaderFamily("qwen4exp", _qwen4exp, rewinds=False, default=_FOUR),
+        LoaderFamily(
+            "qwen4exp",
+            lambda s: {**_INDEXER, **_HYPER, "attention.compress_ratios": [4] * s.n_layer},
+            rewinds=False,
+            default=_FOUR,
+        ),
         LoaderFamily("rnd1", rewinds=False),
         LoaderFamily("step35", _windows),
     )

@@ -16,7 +16,9 @@ import numpy as np
 from gguf import GGUFWriter
 
 from tools.models.parts import Tensor, bias, matrix, norm
-from tools.models.values import Value, add_value
+from tools.models.shape import Shape
+from tools.models.values import Value, add_values, finish
+from tools.models.writer import add_tensor
 
 WIDTH, HEADS, HIDDEN, LAYERS = 32, 2, 48, 2
 PATCH, SIDE = 8, 64  # pixels
@@ -36,49 +38,29 @@ def write_projector(
     writer = GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     writer.add_name(f"tiny random {kind} projector")
-    for key, value in _metadata(kind, n_embd).items():
-        add_value(writer, f"clip.{key}", value)
+    add_values(writer, "clip", _metadata(kind, n_embd))
     for tensor in _tensors(kind, n_embd, n_deepstack):
-        rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
-        mean = 1.0 if tensor.kind == "norm" else 0.0
-        inputs = int(np.prod(tensor.shape[1:])) if tensor.kind == "matrix" else 1
-        std = 0.1 if tensor.kind == "norm" else tensor.gain / np.sqrt(inputs)
-        numbers = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(std) + np.float32(mean)
-        writer.add_tensor(tensor.name, numbers)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_tensor(writer, Shape(seed=seed), tensor)
+    finish(writer)
     return path
 
 
 def _metadata(kind: str, n_embd: int) -> Mapping[str, Value]:
     return {
-        "has_vision_encoder": True,
-        "projector_type": TYPES[kind],
-        "use_gelu": True,
-        "vision.embedding_length": WIDTH,
-        "vision.attention.head_count": HEADS,
-        "vision.feed_forward_length": HIDDEN,
-        "vision.block_count": LAYERS,
-        "vision.projection_dim": n_embd,
-        "vision.attention.layer_norm_epsilon": 1e-6,
-        "vision.image_size": SIDE,
-        "vision.patch_size": PATCH,
-        "vision.image_mean": [0.5, 0.5, 0.5],
-        "vision.image_std": [0.5, 0.5, 0.5],
-        "vision.spatial_merge_size": MERGED[kind],
-        "vision.projector.scale_factor": MERGED[kind],
-    }
+        "has_vision_encoder": True, "projector_type": TYPES[kind], "use_gelu": True,
+        "vision.embedding_length": WIDTH, "vision.attention.head_count": HEADS,
+        "vision.feed_forward_length": HIDDEN, "vision.block_count": LAYERS, "vision.projection_dim": n_embd,
+        "vision.attention.layer_norm_epsilon": 1e-6, "vision.image_size": SIDE, "vision.patch_size": PATCH,
+        "vision.image_mean": [0.5, 0.5, 0.5], "vision.image_std": [0.5, 0.5, 0.5],
+        "vision.spatial_merge_size": MERGED[kind], "vision.projector.scale_factor": MERGED[kind],
+    }  # fmt: skip
 
 
 def _tensors(kind: str, n_embd: int, n_deepstack: int) -> list[Tensor]:
     wide, is_qwen = WIDTH * MERGED["qwen3vl"] ** 2, kind == "qwen3vl"
-    patches = [matrix("v.patch_embd", WIDTH, 3, PATCH, PATCH)]
-    if is_qwen:
-        patches.append(Tensor("v.patch_embd.weight.1", (WIDTH, 3, PATCH, PATCH)))
+    names = ("v.patch_embd.weight", "v.patch_embd.weight.1")[: 1 + is_qwen]
     tensors = [
-        *patches,
+        *(Tensor(name, (WIDTH, 3, PATCH, PATCH), gain=(3 * PATCH) ** -0.5) for name in names),
         bias("v.patch_embd", WIDTH),
         Tensor("v.position_embd.weight", ((SIDE // PATCH) ** 2, WIDTH), "embedding"),
         *_norm("v.post_ln", WIDTH),
@@ -87,13 +69,8 @@ def _tensors(kind: str, n_embd: int, n_deepstack: int) -> list[Tensor]:
         p = f"v.blk.{il}."
         rows = {"attn_qkv": 3 * WIDTH} if is_qwen else dict.fromkeys(("attn_q", "attn_k", "attn_v"), WIDTH)
         tensors += [*_norm(p + "ln1", WIDTH), *_norm(p + "ln2", WIDTH)]
-        for name, n, inputs in (
-            *((name, n, WIDTH) for name, n in rows.items()),
-            ("attn_out", WIDTH, WIDTH),
-            ("ffn_up", HIDDEN, WIDTH),
-            ("ffn_down", WIDTH, HIDDEN),
-        ):
-            tensors += _linear(p + name, n, inputs)
+        for name, n in {**rows, "attn_out": WIDTH, "ffn_up": HIDDEN, "ffn_down": WIDTH}.items():
+            tensors += _linear(p + name, n, HIDDEN if name == "ffn_down" else WIDTH)
     if not is_qwen:
         return [*tensors, matrix("mm.input_projection", WIDTH, n_embd), norm("mm.soft_emb_norm", WIDTH)]
     for il in range(n_deepstack):

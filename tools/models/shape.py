@@ -15,8 +15,11 @@ class Shape:
 
     ``types`` maps patterns (`fnmatch`, over "blk.1.ffn_down_exps.weight" and "ffn_down_exps") to names of
     ggml types. The last pattern that fits applies, and "*" is F32 by default. Norms, biases and routers stay
-    F32 unless a pattern names them without a wildcard. ``options`` are a family's own switches
-    (`Family.options` lists them).
+    F32 unless a pattern names them without a wildcard. ``options`` are a family's own switches, those of
+    `Family.options`. deepseek2 has the sizes of `parts.latent_sizes`, and "sigmoid": its gating, with a
+    selection bias, and weights normed and scaled. `parts.experts` describes "merged", "gateless" and
+    "scales". The first "deepstack" layers of qwen3vlmoe get embeddings of images. With "mtp", the last layer
+    of glm4moe predicts the token after the next. One layer in "moe_every" of llama4 has experts.
     """
 
     n_layer: int = 3

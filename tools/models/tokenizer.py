@@ -39,14 +39,23 @@ def write_tokenizer(writer: GGUFWriter, n_vocab: int = 0, *, pad: str = "<|unuse
     for i in range(len(tokens), n_vocab):
         tokens.append(pad.format(i))
         types.append(TokenType.UNUSED)
+    turn, unused = first_special + 2, first_special + 3
+    write_bpe(writer, "gpt-2", tokens, types, _MERGES, end=first_special, end_of_turn=turn, pad=unused)
+    return len(tokens)
+
+
+def write_bpe(
+    writer: GGUFWriter, pre: str, tokens: list[str], types: list[TokenType], merges: list[str], *, end: int,
+    end_of_turn: int, pad: int, begins: bool = False,
+) -> None:  # fmt: skip
+    """Write the metadata of a byte-level BPE. Its token `end` ends texts, and begins them if it `begins`."""
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(_MERGES)
-    writer.add_bos_token_id(first_special)
-    writer.add_eos_token_id(first_special)
-    writer.add_eot_token_id(first_special + 2)
-    writer.add_pad_token_id(first_special + 3)
-    writer.add_add_bos_token(False)
-    return len(tokens)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
+    writer.add_eot_token_id(end_of_turn)
+    writer.add_pad_token_id(pad)
+    writer.add_add_bos_token(begins)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gguf import GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
 
 Value = int | float | bool | str | list[int] | list[bool] | list[float]
 
@@ -17,13 +17,13 @@ def add_values(writer: GGUFWriter, architecture: str, values: Mapping[str, Value
 
 def add_value(writer: GGUFWriter, key: str, value: Value) -> None:
     """Add one value under its whole key."""
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
+    kind = GGUFValueType.UINT32 if type(value) is int else GGUFValueType.get_type(value)
+    writer.add_key_value(key, value, kind)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

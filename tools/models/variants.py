@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
 
+from tools.models.values import finish
+
 RANK = 4
 """The rank of adapters."""
 
@@ -33,10 +35,7 @@ def write_adapter(
         for end, shape in (("lora_a", (*n_expert, RANK, n_in)), ("lora_b", (*n_expert, n_out, RANK))):
             numbers = rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(shape[-1]))
             writer.add_tensor(f"{tensor.name}.{end}", numbers)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return Path(path)
 
 
@@ -55,10 +54,7 @@ def dense_sibling(source: Path, path: Path, expert: int = 0) -> Path:
             writer.add_tensor(tensor.name.replace("_exps", ""), tensor.data[expert].copy())
         elif "ffn_gate_inp" not in tensor.name:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

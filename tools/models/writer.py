@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from tools.models.families import FAMILIES, Family
+from tools.models.families import FAMILIES
 from tools.models.parts import Tensor
 from tools.models.shape import Shape
-from tools.models.tokenizer import n_tokens, write_tokenizer
-from tools.models.values import add_values
+from tools.models.tokenizer import write_tokenizer
+from tools.models.values import add_values, finish
 from tools.models.weights import random_weights
 
 
@@ -38,15 +38,13 @@ def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None =
     n_vocab = write_tokenizer(writer, shape.n_vocab)
     add_values(writer, spec.architecture, spec.metadata(shape))
     for tensor in spec.tensors(shape, n_vocab):
-        _add_tensor(writer, shape, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_tensor(writer, shape, tensor)
+    finish(writer)
     return path
 
 
-def _add_tensor(writer: GGUFWriter, shape: Shape, tensor: Tensor) -> None:
+def add_tensor(writer: GGUFWriter, shape: Shape, tensor: Tensor) -> None:
+    """Add a tensor of random numbers."""
     rng = np.random.default_rng([shape.seed, zlib.crc32(tensor.name.encode())])
     if tensor.kind == "ids":
         rows = [rng.permutation(shape.n_expert)[: tensor.shape[-1]] for _ in range(tensor.shape[0])]
@@ -65,6 +63,3 @@ def _add_tensor(writer: GGUFWriter, shape: Shape, tensor: Tensor) -> None:
     except ValueError as error:
         raise ValueError(f"{tensor.name}: {error}") from None
     writer.add_tensor(tensor.name, data, raw_dtype=kind)
-
-
-__all__ = ["Family", "n_tokens", "write_model"]

@@ -25,12 +25,8 @@ from tools.patches import source
 
 
 def configure(build: Path, architectures: str, cublas: str | None) -> None:
-    options = [
-        "-DSPAC_CUDA=on",
-        f"-DSPAC_CUDA_ARCHITECTURES={architectures}",
-        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-        f"-DPython_EXECUTABLE={sys.executable}",
-    ]
+    options = ["-DSPAC_CUDA=on", f"-DSPAC_CUDA_ARCHITECTURES={architectures}"]
+    options += ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DPython_EXECUTABLE={sys.executable}"]
     if cublas:
         options.append(f"-DSPAC_CUBLAS_ROOT={cublas}")
     if shutil.which("ccache"):

@@ -139,11 +139,8 @@ class Ggml:
 
     def extra_buffer_types(self, device: Pointer) -> dict[str, Pointer]:
         """Return the device's buffer types that hold weights in a form of their own, by name."""
-        getter = self._function(
-            device,
-            "ggml_backend_dev_get_extra_bufts",
-            "ggml_backend_buffer_type ** (*)(ggml_backend_device *)",
-        )
+        signature = "ggml_backend_buffer_type ** (*)(ggml_backend_device *)"
+        getter = self._function(device, "ggml_backend_dev_get_extra_bufts", signature)
         found: dict[str, Pointer] = {}
         if getter is not None:
             types = getter(device)

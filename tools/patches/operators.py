@@ -6,13 +6,11 @@ one get the same bits. Masks hide some of the ids, and `Count` counts rows that 
 
 from __future__ import annotations
 
-import statistics
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,15 +142,16 @@ def weights_on(
         yield tensors
 
 
+@dataclass
 class Operator:
     """A prepared graph. `run(ids)` returns its results."""
 
-    def __init__(
-        self, ggml: Ggml, backend: Pointer, shape: Shape, graph: Pointer, ids: Any, out: list[Pointer]
-    ):
-        self._ggml, self._backend, self._shape, self._graph, self._ids, self._out = (
-            ggml, backend, shape, graph, ids, out,
-        )  # fmt: skip
+    _ggml: Ggml
+    _backend: Pointer
+    _shape: Shape
+    _graph: Pointer
+    _ids: Pointer
+    _out: list[Pointer]
 
     def run(self, ids: Ids) -> list[Float32Array]:
         """Return the operator's results for `ids` [n_tokens, n_used], each [n_tokens, n_used, n_out]."""
@@ -160,16 +159,6 @@ class Operator:
         self._write(ids)
         self._ggml.compute(self._backend, self._graph)
         return [self._ggml.read(tensor, (s.n_tokens, s.n_used, s.n_out)) for tensor in self._out]
-
-    def seconds(self, ids: Ids, n_runs: int) -> float:
-        """Return the median time of the whole graph, after three runs that are not counted."""
-        self._write(ids)
-        times = []
-        for _ in range(n_runs + 3):
-            start = time.perf_counter()
-            self._ggml.compute(self._backend, self._graph)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[3:])
 
     def time(self, ids: Ids) -> float:
         """Return the seconds of the whole graph, once."""

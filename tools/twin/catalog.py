@@ -8,17 +8,7 @@ from typing import Any
 
 from tools.models import Shape
 
-_YARN_DEEPSEEK = {
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 40.0,
-    "rope.scaling.original_context_length": 4096,
-    "rope.scaling.yarn_log_multiplier": 0.0707,
-}
-_YARN_GPT_OSS = {
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 32.0,
-    "rope.scaling.original_context_length": 4096,
-}
+_YARN = {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 4096}
 
 
 @dataclass(frozen=True)
@@ -44,9 +34,7 @@ class Named:
         )  # fmt: skip
         if self.family == "mixtral":
             shape = replace(shape, n_ff_exp=32)
-        return replace(
-            self, shape=shape, metadata={k: v for k, v in self.metadata.items() if "dimension" not in k}
-        )
+        return replace(self, shape=shape)
 
 
 _QWEN3 = {"rope.freq_base": 1e6}
@@ -63,13 +51,15 @@ MODELS: dict[str, Named] = {
         Shape(n_layer=27, n_embd=2048, n_head=16, n_head_kv=16, n_ff=10944, n_expert=64, n_used=6,
               n_ff_exp=1408, n_shared=2, n_dense=1, n_ctx=163840, n_vocab=102400,
               options={"kv_rank": 512, "nope": 128, "rope": 64, "value": 128}),
-        {**_YARN_DEEPSEEK}, "deepseek-llm", draft="qwen3-0.6b",
+        {**_YARN, "rope.scaling.factor": 40.0, "rope.scaling.yarn_log_multiplier": 0.0707}, "deepseek-llm",
+        draft="qwen3-0.6b",
     ),
     "gpt-oss-20b": Named(
         "gpt-oss",
         Shape(n_layer=24, n_embd=2880, n_head=64, n_head_kv=8, head_dim=64, n_ff=2880, n_expert=32, n_used=4,
               n_ff_exp=2880, n_swa=128, n_ctx=131072, n_vocab=201088),
-        {**_YARN_GPT_OSS, "rope.freq_base": 150000.0, "attention.layer_norm_rms_epsilon": 1e-5},
+        {**_YARN, "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0,
+         "attention.layer_norm_rms_epsilon": 1e-5},
         "gpt-4o", mix="mxfp4", draft="qwen3-0.6b",
     ),
     "mixtral-8x7b": Named(

@@ -48,7 +48,6 @@ class Locality:
     kept: float  # the last token used them too
     near: float  # one of the last 8 tokens used them
     growth: dict[int, float]  # by draft length γ: distinct experts of γ + 1 tokens over those of one
-    load: float  # the busiest tenth of the experts: their share of all activations
 
     @classmethod
     def of(cls, active: Active) -> Locality:
@@ -65,14 +64,8 @@ class Locality:
             for ahead in range(1, length + 1):
                 window |= active[ahead : n_token - length + ahead]
             growth[length] = float(window.sum() / active[: n_token - length].sum())
-        loads = np.sort(active.sum(0), axis=1)[:, ::-1]
-        busiest = loads[:, : max(1, round(loads.shape[1] / 10))].sum() / loads.sum()
-        return cls(
-            kept=float((now & recent[0]).sum() / n_used),
-            near=float((now & np.logical_or.reduce(recent)).sum() / n_used),
-            growth=growth,
-            load=float(busiest),
-        )
+        kept, near = ((now & each).sum() / n_used for each in (recent[0], np.logical_or.reduce(recent)))
+        return cls(float(kept), float(near), growth)
 
 
 def simulate(drift: Drift, n_expert: int, n_used: int, n_token: int = 240, n_row: int = 40) -> Active:

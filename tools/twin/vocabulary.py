@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from tools.models.tokenizer import SPECIALS, byte_symbols
+from tools.models.tokenizer import SPECIALS, byte_symbols, write_bpe
 
 _SPACE = "Ġ"
 # A prime. Multiplication by it, modulo a number that it does not divide, is a permutation.
@@ -41,16 +41,8 @@ class Vocabulary:
         n_pad = len(self.tokens) - self.first_special - len(SPECIALS)
         types = [TokenType.NORMAL] * self.first_special
         types += [TokenType.CONTROL] * len(SPECIALS) + [TokenType.UNUSED] * n_pad
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(pre)
-        writer.add_token_list(self.tokens)
-        writer.add_token_types(types)
-        writer.add_token_merges(self.merges)
-        writer.add_bos_token_id(self.first_special)
-        writer.add_eos_token_id(self.first_special)
-        writer.add_eot_token_id(self.first_special + 2)
-        writer.add_pad_token_id(self.first_special + 3)
-        writer.add_add_bos_token(False)
+        end = self.first_special
+        write_bpe(writer, pre, self.tokens, types, self.merges, end=end, end_of_turn=end + 2, pad=end + 3)
 
 
 def make_vocabulary(n_vocab: int, seed: int) -> Vocabulary:

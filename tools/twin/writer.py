@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -14,6 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import spac  # noqa: F401 - chooses the library
+
+# isort: split
+import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
@@ -22,7 +27,7 @@ from gguf.quants import quant_shape_to_byte_shape
 from tools.models import FAMILIES
 from tools.models.parts import Tensor
 from tools.models.values import add_value
-from tools.twin.blocks import Bytes, quantize, random_blocks
+from tools.models.weights import random_blocks, random_weights
 from tools.twin.catalog import Named
 from tools.twin.chain import Chain
 from tools.twin.drift import Drift
@@ -43,6 +48,10 @@ ROUTER = 1.5  # standard deviation of router logits
 CHAINED = ("token_embd.weight", "output.weight")
 _OUTPUTS = re.compile(r"\.(attn_output|ffn_down\w*)\.weight$")
 
+api._lib.ggml_quantize_chunk.argtypes = [
+    ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p,
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -59,12 +68,9 @@ class Mix:
         """Return the type of a tensor. Norms, biases and routers are F32."""
         if tensor.kind in ("norm", "bias", "router") or len(tensor.shape) == 1:
             return GGMLQuantizationType.F32
-        wanted = {
-            "q4_k_m": self._q4_k_m(tensor.name),
-            "q8_0": "Q8_0",
-            "f16": "F16",
-            "mxfp4": "MXFP4" if "_exps." in tensor.name else "Q8_0",
-        }[self.name]
+        wanted = self._q4_k_m(tensor.name) if self.name == "q4_k_m" else self.name.upper()
+        if self.name == "mxfp4" and "_exps." not in tensor.name:
+            wanted = "Q8_0"
         for choice in (wanted, _SMALLER.get(wanted, wanted)):
             if tensor.shape[-1] % GGML_QUANT_SIZES[GGMLQuantizationType[choice]][0] == 0:
                 return GGMLQuantizationType[choice]
@@ -74,9 +80,7 @@ class Mix:
         """Return Q4_K, with more bits for the head, and for values and down projections in some layers."""
         if name == "output.weight":
             return "Q6_K"
-        if self.n_expert == 8 and (
-            match := _ATTENTION.match(name)
-        ):  # attention costs little beside 8 experts
+        if self.n_expert == 8 and (match := _ATTENTION.match(name)):  # costs little beside 8 experts
             return {"q": "Q4_K", "k": "Q8_0", "v": "Q8_0", "output": "Q5_K"}[match[1]]
         if re.search(r"\.(attn_v|attn_kv_b|ffn_down(_exps|_shexp)?)\.", name) and self._more_bits(name):
             return "Q6_K"
@@ -108,13 +112,14 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
     family, shape = FAMILIES[twin.model.family], twin.model.shape
     vocabulary = make_vocabulary(shape.n_vocab, twin.seed)
     mix = Mix(twin.mix, shape.n_layer, shape.n_expert)
-    tensors = family.tensors(shape, shape.n_vocab)
+    sized = []
+    for tensor in family.tensors(shape, shape.n_vocab):
+        kind = mix.type_of(tensor)
+        sized.append((tensor, kind, int(np.prod(quant_shape_to_byte_shape(tensor.shape, kind)))))
     logging.getLogger("gguf.gguf_writer").setLevel(logging.ERROR)
     writer = GGUFWriter(path, family.architecture)
     _write_metadata(writer, twin, family.metadata(shape), vocabulary)
-    for tensor in tensors:
-        kind = mix.type_of(tensor)
-        n_bytes = int(np.prod(quant_shape_to_byte_shape(tensor.shape, kind)))
+    for tensor, kind, n_bytes in sized:
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), n_bytes, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -123,29 +128,39 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
     out = writer.fout[0]
     writer.write_padding(out, out.tell())
     out.flush()
-    places, end = [], out.tell()
-    for tensor in tensors:
-        places.append(end)
-        n_bytes = int(np.prod(quant_shape_to_byte_shape(tensor.shape, mix.type_of(tensor))))
-        end += GGUFWriter.ggml_pad(n_bytes, writer.data_alignment)
-    os.truncate(out.fileno(), end)
-    file = out.fileno()
+    end, file = out.tell(), out.fileno()
+    chain = Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, twin.agreement)
     with ThreadPoolExecutor(n_threads or os.cpu_count() or 1) as pool, ThreadPoolExecutor(2) as chains:
-        placed = list(zip(tensors, places, strict=True))
-        jobs = [
-            pool.submit(_write, file, place, _random_pieces(tensor, mix.type_of(tensor), twin))
-            for tensor, place in placed
-            if tensor.name not in CHAINED
-        ]
-        chain = Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, twin.agreement)
-        for tensor, place in placed:
+        jobs = []
+        for tensor, kind, n_bytes in sized:
             if tensor.name in CHAINED:
-                pieces = _chained_pieces(tensor, mix.type_of(tensor), chain)
-                jobs.append(chains.submit(_write_chained, file, place, pieces, pool))
+                jobs.append(
+                    chains.submit(_write_chained, file, end, _chained_pieces(tensor, kind, chain), pool)
+                )
+            else:
+                jobs.append(pool.submit(_write, file, end, _random_pieces(tensor, kind, twin)))
+            end += GGUFWriter.ggml_pad(n_bytes, writer.data_alignment)
+        os.truncate(file, end)
         for job in jobs:
             job.result()
     writer.close()
     return Path(path)
+
+
+def quantize(numbers: npt.NDArray[np.float32], kind: GGMLQuantizationType) -> npt.NDArray[np.uint8]:
+    """Return uint8 [rows, bytes] of float32 [rows, columns]. Columns have to be whole blocks."""
+    made = np.empty(quant_shape_to_byte_shape(numbers.shape, kind), np.uint8)
+    numbers = np.ascontiguousarray(numbers)
+    api._lib.ggml_quantize_chunk(kind, numbers.ctypes.data, made.ctypes.data, 0, *numbers.shape, None)
+    return made
+
+
+def random_numbers(
+    rng: np.random.Generator, n_number: int, kind: GGMLQuantizationType, std: float
+) -> npt.NDArray[np.generic]:
+    """Return that many random numbers. Those of quantized types are random bytes with fitting scales."""
+    plain = kind.name in ("F32", "F16", "BF16")
+    return (random_weights if plain else random_blocks)(rng, (n_number,), kind, std)
 
 
 Piece = Callable[[], npt.NDArray[Any]]
@@ -211,14 +226,14 @@ def _random_pieces(tensor: Tensor, kind: GGMLQuantizationType, twin: Twin) -> It
         return
     total, n_rows = int(np.prod(tensor.shape[:-1])), max(1, PIECE // tensor.shape[-1])
     for start in range(0, total, n_rows):
-        yield partial(random_blocks, rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
+        yield partial(random_numbers, rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
 
 
-def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> Bytes:
+def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> npt.NDArray[np.float32]:
     numbers = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(std)
     if tensor.kind == "norm":
         numbers += 1
-    return numbers.view(np.uint8)
+    return numbers
 
 
 def _deviation(tensor: Tensor, twin: Twin) -> float:

@@ -7,17 +7,10 @@ import contextlib
 
 from ag2 import Agent
 from ag2.config import OpenAIConfig
-from pydantic import BaseModel
 
-from tools.clients import shared
-from tools.clients.shared import KEY, LONG, SAID, URL
+from tools.clients.shared import CALLS, KEY, SAID, SAYING, URL, Numbers, run, same
 
 called = []
-
-
-class Numbers(BaseModel):
-    a: int
-    b: int
 
 
 def add(a: int, b: int) -> int:
@@ -37,10 +30,9 @@ def ask(settings, text="hello", **more):
 
 
 def tool_call():
-    calling = config(tool_choice="required", parallel_tool_calls=False)
     with contextlib.suppress(SystemExit):
-        ask(calling, tools=[add])
-    shared.same(len(called), 2)
+        ask(config(**CALLS), tools=[add])
+    same(len(called), 2)
 
 
 async def structured_output():
@@ -49,12 +41,10 @@ async def structured_output():
 
 
 def saying(**more):
-    shared.same(ask(config(extra_body={"grammar": shared.GRAMMAR}, **more)).body, SAID)
+    same(ask(config(**SAYING, **more)).body, SAID)
 
 
-shared.run({
+run({
     "chat": saying, "stream": lambda: saying(streaming=True), "tool call and its output": tool_call,
     "structured output": structured_output,
-    "wrong key": lambda: shared.wrong_key(lambda: ask(config("x"))),
-    "too long prompt": lambda: shared.too_long(lambda: ask(config(), LONG)),
-})  # fmt: skip
+}, lambda key=KEY, text="hello": ask(config(key), text))  # fmt: skip

@@ -8,20 +8,13 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_core.models import ModelFamily, UserMessage
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from pydantic import BaseModel
 
-from tools.clients import shared
-from tools.clients.shared import KEY, LONG, SAID, URL
+from tools.clients.shared import CALLS, KEY, SAID, SAYING, URL, Numbers, joined, numbers, run, same
 
 INFO = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True,
         "family": ModelFamily.UNKNOWN}  # fmt: skip
-SAYING = {"extra_create_args": {"extra_body": {"grammar": shared.GRAMMAR}}}
+SPEAKING = {"extra_create_args": SAYING}
 called = []
-
-
-class Numbers(BaseModel):
-    a: int
-    b: int
 
 
 def add(a: int, b: int) -> int:
@@ -44,21 +37,19 @@ def ask(*, key=KEY, text="hello", **more):
 
 
 async def stream():
-    made = client().create_stream([UserMessage(content="hello", source="user")], **SAYING)
-    shared.joined([part async for part in made if isinstance(part, str)])
+    made = client().create_stream([UserMessage(content="hello", source="user")], **SPEAKING)
+    joined([part async for part in made if isinstance(part, str)])
 
 
 async def an_agent():
-    calls = client(extra_body={"tool_choice": "required", "parallel_tool_calls": False})
+    calls = client(extra_body=CALLS)
     await AssistantAgent("one", calls, tools=[add]).run(task="hello")
-    shared.same(len(called), 1)
+    same(len(called), 1)
 
 
-shared.run({
-    "chat": lambda: shared.same(ask(**SAYING), SAID), "stream": stream,
-    "tool call": lambda: shared.numbers(ask(tools=[ADD], tool_choice=ADD)[0].arguments),
+run({
+    "chat": lambda: same(ask(**SPEAKING), SAID), "stream": stream,
+    "tool call": lambda: numbers(ask(tools=[ADD], tool_choice=ADD)[0].arguments),
     "tool call of an agent": an_agent,
-    "structured output": lambda: shared.numbers(ask(json_output=Numbers)),
-    "wrong key": lambda: shared.wrong_key(lambda: ask(key="x")),
-    "too long prompt": lambda: shared.too_long(lambda: ask(text=LONG)),
-})  # fmt: skip
+    "structured output": lambda: numbers(ask(json_output=Numbers)),
+}, ask)  # fmt: skip

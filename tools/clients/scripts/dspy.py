@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dspy
 
-from tools.clients import shared
-from tools.clients.shared import KEY, LONG, NUMBERS, SAID, URL
-
-FORM = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
+from tools.clients.shared import FORM, KEY, SAID, SAYING, URL, numbers, run, same
 
 
 def lm(key=KEY, **more):
@@ -18,16 +15,14 @@ def lm(key=KEY, **more):
 def structured_output():
     with dspy.context(lm=lm(response_format=FORM), adapter=dspy.JSONAdapter()):
         made = dspy.Predict("question: str -> a: int, b: int")(question="hello")
-    shared.numbers({"a": made.a, "b": made.b})
+    numbers({"a": made.a, "b": made.b})
 
 
 def chat():
-    made = lm(extra_body={"grammar": shared.GRAMMAR})("hello")
-    shared.same([each if isinstance(each, str) else each["text"] for each in made], [SAID])
+    made = lm(**SAYING)("hello")
+    same([each if isinstance(each, str) else each["text"] for each in made], [SAID])
 
 
-shared.run({
+run({
     "chat": chat, "structured output": structured_output,
-    "wrong key": lambda: shared.wrong_key(lambda: lm("x")("hello")),
-    "too long prompt": lambda: shared.too_long(lambda: lm()(LONG)),
-})  # fmt: skip
+}, lambda key=KEY, text="hello": lm(key)(text))  # fmt: skip

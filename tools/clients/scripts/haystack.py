@@ -8,13 +8,9 @@ from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
 from haystack.utils import Secret
 
-from tools.clients import shared
-from tools.clients.shared import KEY, LONG, NUMBERS, SAID, URL
+from tools.clients.shared import CALLS, FORM, KEY, NUMBERS, SAID, SAYING, URL, joined, numbers, run, same
 
 ADD = Tool(name="add", description="Adds.", parameters=NUMBERS, function=lambda a, b: a + b)
-CALLS = {"tool_choice": "required", "parallel_tool_calls": False}
-SAYING = {"extra_body": {"grammar": shared.GRAMMAR}}
-FORM = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
 
 
 def ask(*, key=KEY, text="hello", more=None, messages=None, **given):
@@ -28,20 +24,20 @@ def ask(*, key=KEY, text="hello", more=None, messages=None, **given):
 def stream():
     parts = []
     ask(more=SAYING, streaming_callback=lambda part: parts.append(part.content))
-    shared.joined(parts)
+    joined(parts)
 
 
 def tool_call():
     made = ask(tools=[ADD], more=CALLS)
     (call,) = made.tool_calls
-    shared.numbers(call.arguments)
+    numbers(call.arguments)
     told = [ChatMessage.from_user("hello"), made, ChatMessage.from_tool("3", origin=call)]
-    shared.same(ask(messages=told, more=SAYING).text, SAID)
+    same(ask(messages=told, more=SAYING).text, SAID)
 
 
 def tool_call_in_a_stream():
     made = ask(tools=[ADD], more=CALLS, streaming_callback=lambda part: None)
-    shared.numbers(made.tool_calls[0].arguments)
+    numbers(made.tool_calls[0].arguments)
 
 
 def embeddings():
@@ -49,11 +45,9 @@ def embeddings():
     assert len(made["embedding"]) > 8
 
 
-shared.run({
-    "chat": lambda: shared.same(ask(more=SAYING).text, SAID), "stream": stream,
+run({
+    "chat": lambda: same(ask(more=SAYING).text, SAID), "stream": stream,
     "tool call and its output": tool_call, "tool call in a stream": tool_call_in_a_stream,
-    "structured output": lambda: shared.numbers(ask(more={"response_format": FORM}).text),
+    "structured output": lambda: numbers(ask(more={"response_format": FORM}).text),
     "embeddings": embeddings,
-    "wrong key": lambda: shared.wrong_key(lambda: ask(key="x")),
-    "too long prompt": lambda: shared.too_long(lambda: ask(text=LONG)),
-})  # fmt: skip
+}, ask)  # fmt: skip

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import instructor
 import openai
-import pydantic
 
-from tools.clients import shared
-from tools.clients.shared import KEY, LONG, URL, USER
+from tools.clients.shared import KEY, URL, USER, Numbers, run, said, same
 
 MODES = {"tools": instructor.Mode.TOOLS, "schema": instructor.Mode.JSON_SCHEMA}
-
-
-class Numbers(pydantic.BaseModel):
-    a: int
-    b: int
 
 
 def ask(mode="schema", *, key=KEY, messages=USER, **more):
@@ -30,12 +23,10 @@ def whole(mode):
 def parts(mode):
     made = list(ask(mode, response_model=instructor.Partial[Numbers], stream=True))
     assert len(made) > 1
-    shared.same({type(made[-1].a), type(made[-1].b)}, {int})
+    same({type(made[-1].a), type(made[-1].b)}, {int})
 
 
-shared.run({
+run({
     "tool call": lambda: whole("tools"), "tool call in a stream": lambda: parts("tools"),
     "structured output": lambda: whole("schema"), "structured output in a stream": lambda: parts("schema"),
-    "wrong key": lambda: shared.wrong_key(lambda: ask(key="x")),
-    "too long prompt": lambda: shared.too_long(lambda: ask(messages=[{"role": "user", "content": LONG}])),
-})  # fmt: skip
+}, lambda key=KEY, text="hello": ask(key=key, messages=said(text)))  # fmt: skip

@@ -5,11 +5,8 @@ from __future__ import annotations
 import litellm
 
 from tools.clients import shared
-from tools.clients.shared import ADDRESS, KEY, LONG, NUMBERS, SAID, TOOL, URL, USER
+from tools.clients.shared import ADDRESS, CHOICE, FORM, KEY, SAID, SAYING, TOOL, URL, USER
 
-SAYING = {"extra_body": {"grammar": shared.GRAMMAR}}
-CHOICE = {"type": "function", "function": {"name": "add"}}
-FORM = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
 OPENAI = {"model": "openai/demo", "api_base": URL}
 
 
@@ -49,6 +46,4 @@ shared.run({
     "structured output": lambda: shared.numbers(ask(response_format=FORM).choices[0].message.content),
     "tool call by Anthropic's interface": anthropics,
     "embeddings": embeddings,
-    "wrong key": lambda: shared.wrong_key(lambda: ask(key="x")),
-    "too long prompt": lambda: shared.too_long(lambda: ask(messages=[{"role": "user", "content": LONG}])),
-})  # fmt: skip
+}, lambda key=KEY, text="hello": ask(key=key, messages=shared.said(text)))  # fmt: skip

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import pydantic
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-from tools.clients import shared
-from tools.clients.shared import KEY, LONG, SAID, URL
+from tools.clients.shared import KEY, SAID, SAYING, URL, Numbers, joined, numbers, run, same
 
-SAYING = {"extra_body": {"grammar": shared.GRAMMAR}}
 HELLO = [ChatMessage(role="user", content="hello")]
-
-
-class Numbers(pydantic.BaseModel):
-    """Two numbers."""
-
-    a: int
-    b: int
 
 
 def add(a: int, b: int) -> int:
@@ -38,18 +28,16 @@ completing = llm(additional_kwargs=SAYING, is_chat_model=False)
 def tool_call():
     made = llm().chat_with_tools([FunctionTool.from_defaults(add)], chat_history=HELLO, tool_required=True)
     (call,) = llm().get_tool_calls_from_response(made)
-    shared.numbers(call.tool_kwargs)
+    numbers(call.tool_kwargs)
 
 
 def structured_output():
     assert isinstance(llm().as_structured_llm(Numbers).chat(HELLO).raw, Numbers)
 
 
-shared.run({
-    "completion": lambda: shared.same(completing.complete("x").text, SAID),
-    "chat": lambda: shared.same(saying.chat(HELLO).message.content, SAID),
-    "stream": lambda: shared.joined([each.delta for each in saying.stream_chat(HELLO)]),
+run({
+    "completion": lambda: same(completing.complete("x").text, SAID),
+    "chat": lambda: same(saying.chat(HELLO).message.content, SAID),
+    "stream": lambda: joined([each.delta for each in saying.stream_chat(HELLO)]),
     "tool call": tool_call, "structured output": structured_output,
-    "wrong key": lambda: shared.wrong_key(lambda: llm("x").chat(HELLO)),
-    "too long prompt": lambda: shared.too_long(lambda: llm().chat([ChatMessage(role="user", content=LONG)])),
-})  # fmt: skip
+}, lambda key=KEY, text="hello": llm(key).chat([ChatMessage(role="user", content=text)]))  # fmt: skip

@@ -9,8 +9,7 @@ import urllib.request
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-from tools.clients import shared
-from tools.clients.shared import ADDRESS, KEY, SAID, URL
+from tools.clients.shared import ADDRESS, GRAMMAR, KEY, SAID, URL, run, same, wrong_key
 
 
 def model(key=KEY):
@@ -24,7 +23,7 @@ def asked(kind, *arguments):
 
 
 def generate(one=None, prompt="x"):
-    options = {"until": ["\n\n"], "max_gen_toks": 20, "grammar": shared.GRAMMAR}
+    options = {"until": ["\n\n"], "max_gen_toks": 20, "grammar": GRAMMAR}
     return (one or model()).generate_until(asked("generate_until", prompt, options), disable_tqdm=True)
 
 
@@ -55,8 +54,8 @@ def likelihoods():
     assert not is_greedy
 
 
-shared.run({
+run({
     "log-likelihoods": likelihoods,
-    "generation": lambda: shared.same(generate(), [SAID]),
-    "wrong key": lambda: shared.wrong_key(lambda: generate(model(key="x"))),
+    "generation": lambda: same(generate(), [SAID]),
+    "wrong key": lambda: wrong_key(lambda: generate(model(key="x"))),
 })  # fmt: skip

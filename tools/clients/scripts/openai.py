@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import openai
-from pydantic import BaseModel
 
 from tools.clients import shared
-from tools.clients.shared import KEY, LONG, SAID, TOOL, URL, USER
+from tools.clients.shared import CALLS, CHOICE, KEY, SAID, SAYING, TOOL, URL, USER, Numbers
 
-SAYING = {"extra_body": {"grammar": shared.GRAMMAR}}
 FUNCTION = {"type": "function", "strict": True, **TOOL["function"]}
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
 chats, responses = client.chat.completions, client.responses
 
 
-class Numbers(BaseModel):
-    a: int
-    b: int
-
-
-def chat(**more):
-    return chats.create(model="demo", messages=USER, max_tokens=200, **more).choices[0].message
+def chat(messages=USER, one=client, **more):
+    made = one.chat.completions.create(model="demo", messages=messages, max_tokens=200, **more)
+    return made.choices[0].message
 
 
 def completion():
@@ -40,13 +34,13 @@ def chat_stream():
 
 
 def tool_call():
-    (call,) = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}}).tool_calls
+    (call,) = chat(tools=[TOOL], tool_choice=CHOICE).tool_calls
     shared.numbers(call.function.arguments)
 
 
 def tool_call_in_a_stream():
-    with chats.stream(model="demo", messages=USER, tools=[openai.pydantic_function_tool(Numbers)],
-                      tool_choice="required", parallel_tool_calls=False) as stream:  # fmt: skip
+    tools = [openai.pydantic_function_tool(Numbers)]
+    with chats.stream(model="demo", messages=USER, tools=tools, **CALLS) as stream:
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
     assert isinstance(call.function.parsed_arguments, Numbers)
 
@@ -67,8 +61,7 @@ def response_stream():
 
 
 def response_tool_call():
-    (call,) = responses.create(model="demo", input="hello", tools=[FUNCTION], tool_choice="required",
-                               parallel_tool_calls=False).output  # fmt: skip
+    (call,) = responses.create(model="demo", input="hello", tools=[FUNCTION], **CALLS).output
     shared.numbers(call.arguments)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
     made = responses.create(model="demo", input=[*USER, call.model_dump(), output], **SAYING)
@@ -93,7 +86,4 @@ shared.run({
     "tool call of a response and its output": response_tool_call,
     "structured output of a response": response_structured, "embeddings": embeddings,
     "models": lambda: shared.same([each.id for each in client.models.list()], ["demo"]),
-    "wrong key": lambda: shared.wrong_key(lambda: client.with_options(api_key="x").models.list()),
-    "too long prompt": lambda: shared.too_long(
-        lambda: chats.create(model="demo", messages=[{"role": "user", "content": LONG}])),
-})  # fmt: skip
+}, lambda key=KEY, text="hello": chat(shared.said(text), client.with_options(api_key=key)))  # fmt: skip

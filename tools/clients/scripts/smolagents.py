@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import smolagents
 
-from tools.clients import shared
-from tools.clients.shared import KEY, LONG, SAID, URL
+from tools.clients.shared import KEY, SAID, SAYING, URL, joined, numbers, run, same
 
 called = []
 
@@ -30,12 +29,12 @@ def message(text="hello"):
     return [smolagents.ChatMessage(role="user", content=[{"type": "text", "text": text}])]
 
 
-saying = model(extra_body={"grammar": shared.GRAMMAR})
+saying = model(**SAYING)
 
 
 def tool_call():
     made = model().generate(message(), tools_to_call_from=[add])
-    shared.numbers(made.tool_calls[0].function.arguments)
+    numbers(made.tool_calls[0].function.arguments)
 
 
 def an_agent():
@@ -47,10 +46,8 @@ def an_agent():
     assert all(each.tool_calls for each in steps[:1]), [each.error for each in steps]
 
 
-shared.run({
-    "chat": lambda: shared.same(saying.generate(message()).content, SAID),
-    "stream": lambda: shared.joined([each.content for each in saying.generate_stream(message())]),
+run({
+    "chat": lambda: same(saying.generate(message()).content, SAID),
+    "stream": lambda: joined([each.content for each in saying.generate_stream(message())]),
     "tool call": tool_call, "tool calls of an agent": an_agent,
-    "wrong key": lambda: shared.wrong_key(lambda: model("x").generate(message())),
-    "too long prompt": lambda: shared.too_long(lambda: model().generate(message(LONG))),
-})  # fmt: skip
+}, lambda key=KEY, text="hello": model(key).generate(message(text)))  # fmt: skip
