@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ def test_every_question_is_listed_in_a_line(capsys: pytest.CaptureFixture[str]) 
     for name, (_, question) in QUESTIONS.items():
         assert f"  {name:<18}{question}" in lines
     assert len(QUESTIONS) <= 20
+
+
+def test_the_page_of_benchmarks_has_every_question() -> None:
+    text = (page.ROOT / "docs" / "benchmarks.md").read_text()
+    assert set(re.findall(r"`python3? -m bench (\w+)", text)) == {"NAME", *QUESTIONS}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
