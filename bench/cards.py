@@ -1,7 +1,5 @@
 """Make the table of docs/cards.md from the files that users have sent in.
 
-    python -m bench.cards [--check]
-
 `spac bench --submit FILE` makes such a file; they lie in bench/results/cards/. With --check, the exit code
 is 1 if the page is not that of the files.
 """
@@ -10,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.page import ROOT, table
+
 CARDS = ROOT / "bench" / "results" / "cards"
 PAGE = ROOT / "docs" / "cards.md"
-BEGIN, END = "<!-- the table, by `python -m bench.cards` -->", "<!-- the table's end -->"
+BEGIN, END = "<!-- the table, by `python -m bench cards` -->", "<!-- the table's end -->"
 HEAD = (
     "card", "memory", "CPU, cores", "model", "VRAM", "slots", "hits", "llama.cpp tokens/s",
     "spac tokens/s", "ratio", "prompt ratio", "when",
@@ -68,12 +65,6 @@ def row(card: dict[str, Any]) -> list[str]:
     ]
 
 
-def table(cards: list[dict[str, Any]]) -> str:
-    """Return the table of all cards, in Markdown."""
-    rows = [HEAD, ["---"] * len(HEAD), *map(row, cards)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
 def cards() -> list[dict[str, Any]]:
     """Return the files' contents, in the order of their names."""
     return [json.loads(path.read_text()) for path in sorted(CARDS.glob("*.json"))]
@@ -85,20 +76,17 @@ def page_with(text: str, found: str) -> str:
     return f"{before}{BEGIN}\n\n{found}\n\n{END}{rest.partition(END)[2]}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="write nothing, and say if the page is up to date"
     )
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code."""
     before = PAGE.read_text()
-    after = page_with(before, table(cards()))
+    after = page_with(before, table(HEAD, map(row, cards())))
     if args.check:
         return int(before != after)
     PAGE.write_text(after)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,61 +1,62 @@
-"""Measure whole models on the CPU alone: `python -m bench.cpu_lane FILE [--peer "NAME=LLAMA_BENCH …"]`.
+"""Measure whole models on the CPU alone, beside llama.cpp and other engines' llama-bench.
 
 It measures one token at a time (32 in a row), batches of four tokens, and a prompt of 256 tokens, each from
 an empty context, with random tokens and the logits of the last one, as llama-bench does. The systems are
 spac (also with pages of 2 MB), the unpatched library (weights repacked as it likes, and plain), and other
-engines' llama-bench programs with their options. They run in turns, each in a process of its own, and the
-file is read before each. The table has medians in tokens per second and ranges, and spac's speed over each
-other's, as the median of the rounds' ratios. --out writes the page, and its figures as JSON.
+engines' llama-bench programs with their options (--peer "NAME=LLAMA_BENCH OPTIONS"). They run in turns, each
+in a process of its own, and the file is read before each. The table has medians in tokens per second and
+ranges, and spac's speed over each other's, as the median of the rounds' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from bench.program import publish, run_program, where
+from bench.page import output, publish, spread, table
+from bench.processes import ROOT, environment
 from spac.errors import InputError
 from spac.machine.cpu import physical_cores
 from tools.compare.driver import reference_library
 
-ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"tg": "1 token", "pp4": "4 tokens", "pp256": "prompt of 256"}
 OURS = ("spac", "spac, huge pages")
 OWN = (*OURS, "llama.cpp, repacked", "llama.cpp, plain")
 
 
-def own(system: str, model: str, n_threads: int) -> dict[str, float]:
+def own(system: str, model: Path, n_threads: int) -> dict[str, float]:
     """Return the figures of a process of its own."""
-    env = dict(os.environ)
-    if system not in OURS:
-        folder = reference_library()
-        if folder is None:
-            raise InputError("set SPAC_REFERENCE_LIB to the folder of the unpatched library")
-        env["LLAMA_CPP_LIB_PATH"] = str(folder)
-    call = [sys.executable, "-m", "bench.plain_batches", system, model, str(n_threads)]
-    return dict(json.loads(_output(call, env).splitlines()[-1]))
+    if system in OURS:
+        call = ["-m", "bench", "cpu_lane", model, "--threads", n_threads, "--worker", system]
+        return json.loads(_output([sys.executable, *call], None).splitlines()[-1])
+    folder = reference_library()
+    if folder is None:
+        raise InputError("set SPAC_REFERENCE_LIB to the folder of the unpatched library")
+    call = ["-m", "bench.unpatched", model, n_threads, system.split(", ")[1]]
+    return json.loads(_output([sys.executable, *call], folder).splitlines()[-1])
 
 
-def peer(program: str, model: str, n_threads: int) -> dict[str, float]:
+def peer(program: str, model: Path, n_threads: int) -> dict[str, float]:
     """Return what another engine's llama-bench prints. `program` may have options."""
-    call = [*program.split(), "-m", model, "-t", str(n_threads)]
-    call += ["-p", "4,256", "-n", "32", "-r", "5", "-o", "json"]
-    output = _output(call, dict(os.environ))
-    rows = json.loads(output[output.index("[") :])
-    speeds = {(row["n_prompt"], row["n_gen"]): float(row["avg_ts"]) for row in rows}
+    call = [*program.split(), "-m", model, "-t", n_threads, "-p", "4,256", "-n", 32, "-r", 5, "-o", "json"]
+    output = _output(call, None)
+    speeds = {
+        (row["n_prompt"], row["n_gen"]): row["avg_ts"] for row in json.loads(output[output.index("[") :])
+    }
     return {"tg": speeds[0, 32], "pp4": speeds[4, 0], "pp256": speeds[256, 0]}
 
 
-def _output(call: list[str], env: dict[str, str]) -> str:
-    done = subprocess.run(call, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+def _output(call: list[object], reference: Path | None) -> str:
+    words = list(map(str, call))
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment(reference), capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise InputError(f"{call[0]} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
+        raise InputError(f"{words[0]} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
     return done.stdout
 
 
@@ -69,53 +70,57 @@ def read(path: Path) -> None:
 
 def page(found: dict[str, list[dict[str, float]]]) -> str:
     """Return the tables."""
-    titles = list(KINDS.values())
-    lines = ["| | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(KINDS)]
-    for system, runs in found.items():
-        speeds = {kind: [run[kind] for run in runs] for kind in KINDS}
-        cells = [f"{statistics.median(s):.1f} ({min(s):.1f} to {max(s):.1f})" for s in speeds.values()]
-        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    rows = [
+        [system, *(spread([run[kind] for run in runs]) for kind in KINDS)] for system, runs in found.items()
+    ]
+    parts = [table(("system", *KINDS.values()), rows)]
     for ours in OURS:
-        lines += ["", f"The speed of {ours} over that of each other:", ""]
-        for system in [name for name in found if name not in OURS]:
-            pairs = list(zip(found[ours], found[system], strict=True))
-            shares = [statistics.median(a[kind] / b[kind] for a, b in pairs) for kind in KINDS]
-            words = [f"{title} {share:.2f}" for title, share in zip(titles, shares, strict=True)]
-            lines.append(f"- {system}: {', '.join(words)}")
-    return "\n".join(lines)
+        rows = [
+            [system, *(
+                f"{statistics.median(a[kind] / b[kind] for a, b in zip(found[ours], runs, strict=True)):.2f}"
+                for kind in KINDS
+            )]
+            for system, runs in found.items() if system not in OURS
+        ]  # fmt: skip
+        parts.append(table((f"speed of {ours} over that of", *KINDS.values()), rows))
+    return "\n\n".join(parts)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.cpu_lane", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], metavar='"NAME=PROGRAM OPTIONS"')
-    parser.add_argument("--out", type=Path)
-    return run_program(run, parser.parse_args(argv))
+    parser.add_argument("--worker", choices=OURS, help=argparse.SUPPRESS)
+    output(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     if not args.model.is_file():
         raise InputError(f"there is no file {args.model}")
+    if args.worker:
+        return print(json.dumps(worker(args)), flush=True)
     peers = dict(each.split("=", 1) for each in args.peer)
-    systems: dict[str, Callable[[], dict[str, float]]] = {
-        **{name: lambda name=name: own(name, str(args.model), args.threads) for name in OWN},
-        **{name: lambda call=call: peer(call, str(args.model), args.threads) for name, call in peers.items()},
-    }
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in (*OWN, *peers)}
     for _ in range(args.rounds):
-        for name, measure in systems.items():
+        for name, runs in found.items():
             read(args.model)
-            found[name].append(measure())
-    others = "".join(f", {name}: {Path(call).name}" for name, call in peers.items())
-    title = f"{args.model.name}, tokens per second, {args.threads} threads{others}. {where()}"
-    publish(page(found), args.out, title, found)
+            measure, what = (peer, peers[name]) if name in peers else (own, name)
+            runs.append(measure(what, args.model, args.threads))
+    publish(
+        args, f"{args.model.name} on the CPU, tokens per second, {args.threads} threads", page(found), found
+    )
+    return None
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def worker(args: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of spac, in this process."""
+    from spac.config import EngineConfig
+    from spac.model.pair import ModelPair
+
+    pages = "on" if "huge" in args.worker else "off"
+    config = EngineConfig(args.model, device="cpu", ctx=1024, threads=args.threads, huge_pages=pages)
+    pair = ModelPair(config, None)
+    from bench.unpatched import Decoder, batches  # after spac, which chooses the library
+
+    return batches(Decoder(pair.target_context.pointer))

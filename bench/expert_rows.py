@@ -1,25 +1,23 @@
-"""Measure what an expert costs the CPU when several tokens use it: `python -m bench.expert_rows`.
+"""Measure what an expert costs the CPU when several tokens use it, with spac's kernels and with ggml's.
 
 The operator is mul_mat_id over eight experts of 768 x 2048. Each expert is used by 1 to 8 tokens and read
 from memory: the experts change from run to run, and all 128 of them hardly fit into a cache. spac's kernels
 (csrc/kernels) and ggml's own run in turns, in one process. spac computes with the ways that it has measured
-to be the fastest on this machine (spac.model.kernels). Times are medians. The ratio is the median of the
-pairs' ratios. --kinds names types, --threads sets the number of threads, --out writes the figures as JSON.
+to be the fastest on this machine (spac.model.kernels). Times are medians of microseconds. The ratio is the
+median of the pairs' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.program import commit, processor, where
+from bench.page import output, publish, table
 from spac import _core, _library
+from spac.errors import InputError
 from spac.machine.cpu import physical_cores
 from spac.model import kernels
 from tools.patches.ggml import Ggml
@@ -72,51 +70,39 @@ def measure(kinds: list[str], n_threads: int, n_pairs: int) -> list[dict[str, An
                     with operator(ggml, backend, shape, weights) as it:
                         theirs, ours = pairs(it, shape.n_tokens, n_pairs)
                     ratio = statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
-                    found.append(
-                        {
-                            "kind": kind, "tokens": shape.n_tokens, "expert_mb": size / 1e6, "ratio": ratio,
-                            "ggml_us": statistics.median(theirs) / N_USED * 1e6,
-                            "spac_us": statistics.median(ours) / N_USED * 1e6,
-                        }
-                    )  # fmt: skip
+                    found.append({
+                        "kind": kind, "tokens": shape.n_tokens, "expert_mb": size / 1e6, "ratio": ratio,
+                        "ggml_us": statistics.median(theirs) / N_USED * 1e6,
+                        "spac_us": statistics.median(ours) / N_USED * 1e6,
+                    })  # fmt: skip
     return found
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    lines = [
-        "| type | MB | " + " | ".join(f"{n} token{'s' * (n > 1)}" for n in TOKENS) + " |",
-        "| --- | --- |" + " --- |" * len(TOKENS),
-    ]
+def cells(found: list[dict[str, Any]]) -> str:
+    """Return a line for each type."""
+    lines = []
     for kind in dict.fromkeys(row["kind"] for row in found):
         rows = [row for row in found if row["kind"] == kind]
-        cells = [f"{row['ggml_us']:.0f} → {row['spac_us']:.0f}: {row['ratio']:.2f}" for row in rows]
-        lines.append(f"| {kind} | {rows[0]['expert_mb']:.2f} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        each = [f"{row['ggml_us']:.0f} → {row['spac_us']:.0f}: {row['ratio']:.2f}" for row in rows]
+        lines.append([kind, f"{rows[0]['expert_mb']:.2f}", *each])
+    return table(("type", "MB", *(f"{n} token{'s' * (n > 1)}" for n in TOKENS)), lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kinds", nargs="+", default=_core.trusted_cpu_kernels(), metavar="TYPE")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if not given.kinds:
-        sys.exit("bench.expert_rows: this build has no CPU kernels of spac's (spac doctor says why)")
-    ways = kernels.choose(given.kinds, given.threads)
-    found = measure(given.kinds, given.threads, given.pairs)
-    print(f"microseconds per expert, ggml's kernels → spac's: ratio. {where()}, threads: {given.threads}\n")
-    print(table(found))
-    if given.out:
-        command = " ".join(["python -m bench.expert_rows", *sys.argv[1:]])
-        page = {
-            "command": command, "processor": processor(), "build": _core.system_info().strip(),
-            "commit": commit(), "ways": ways, "rows": found,
-        }  # fmt: skip
-        given.out.write_text(json.dumps(page, indent=1) + "\n")
+    output(parser)
 
 
-if __name__ == "__main__":
-    main()
+def run(args: argparse.Namespace) -> None:
+    if unknown := sorted(set(args.kinds) - set(_core.trusted_cpu_kernels())):
+        raise InputError(
+            f"this build has no CPU kernels of spac's for {', '.join(unknown)} (spac doctor says why)"
+        )
+    if not args.kinds:
+        raise InputError("this build has no CPU kernels of spac's (spac doctor says why)")
+    ways = kernels.choose(args.kinds, args.threads)
+    found = measure(args.kinds, args.threads, args.pairs)
+    title = f"Microseconds per expert, ggml's kernels → spac's: ratio, {args.threads} threads"
+    publish(args, title, cells(found), {"build": _core.system_info().strip(), "ways": ways, "rows": found})

@@ -1,4 +1,4 @@
-"""Measure clients beside others whose grammars explode: `python -m bench.hostile`.
+"""Measure clients beside others whose grammars explode.
 
 Eight clients ask for one short completion after another: alone, beside twelve that ask for the same, and
 beside twelve with the grammars and schemas of tools/hostile_grammars.py. A row has the median and the longest
@@ -22,11 +22,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.compare.client import Client
-from bench.compare.server import PeerError, Server, free_port
+from bench.client import Client
+from bench.page import output, publish, table
 from bench.parallel_servers import LOAD_S, prompt
-from bench.program import about, publish, run_program, where
-from spac.errors import InputError
+from bench.processes import PeerError, Server, free_port
 from tools.hostile_grammars import GRAMMARS, SCHEMAS
 
 NAMES = ("doubled", "forked", "optional", "a hidden loop", "doubled by each letter", "alternatives")
@@ -79,37 +78,24 @@ async def measured(
 
 
 def run(args: argparse.Namespace) -> None:
-    port, usual, facts = free_port(), 0.0, about("bench.hostile")
+    port, usual, found, rows = free_port(), 0.0, dict[str, list[float]](), list[list[str]]()
     words = [sys.executable, "-m", "spac", "serve", "--port", str(port), "--threads", "1", "--no-page"]
     words += ["--parallel", str(args.parallel), "--ctx", "16384", "--state", "off", "--quiet"]
-    lines = ["| eight clients | median | longest | ratio | others' answers | memory |", "| --- " * 6 + "|"]
     with tempfile.TemporaryDirectory() as folder, Server(words, Path(folder) / "log") as server:
-        try:
-            Client(server, port, time.monotonic() + LOAD_S).wait()
-            asyncio.run(measured(port, args, []))  # warms up
-            for name, others in KINDS.items():
-                times, statuses = asyncio.run(measured(port, args, others))
-                usual, facts[name] = usual or statistics.median(times), times
-                said = ", ".join(f"{n} with {each}" for each, n in sorted(statuses.items())) or "none"
-                row = f"{statistics.median(times):.2f} s | {max(times):.2f} s | {max(times) / usual:.2f}"
-                lines.append(f"| {name} | {row} | {said} | {server.peak_ram >> 20} MB |")
-        except PeerError as error:
-            raise InputError(str(error)) from None
-    text = "\n".join([f"`{facts['command']}`. {where()}", "", *lines])
-    publish(text, args.out, "# Clients beside hostile grammars", facts)
+        Client(server, port, time.monotonic() + LOAD_S).wait()
+        asyncio.run(measured(port, args, []))  # warms up
+        for name, others in KINDS.items():
+            times, statuses = asyncio.run(measured(port, args, others))
+            usual, found[name] = usual or statistics.median(times), times
+            said = ", ".join(f"{n} with {each}" for each, n in sorted(statuses.items())) or "none"
+            row = [f"{statistics.median(times):.2f} s", f"{max(times):.2f} s", f"{max(times) / usual:.2f}"]
+            rows.append([name, *row, said, f"{server.peak_ram >> 20} MB"])
+    head = ("eight clients", "median", "longest", "ratio", "others' answers", "memory")
+    publish(args, "Clients beside hostile grammars", table(head, rows), found)
 
 
-def main() -> int:
-    """Measure, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=6, help="requests of each of the eight clients")
     parser.add_argument("--tokens", type=int, default=60, help="tokens of each answer")
     parser.add_argument("--parallel", type=int, default=-1, help="as `spac serve` has it")
-    parser.add_argument("--out", type=Path)
-    return run_program(run, parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    output(parser)

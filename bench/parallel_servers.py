@@ -1,4 +1,4 @@
-"""Measure clients at once over HTTP, beside llama.cpp's own server: `python -m bench.parallel_servers`.
+"""Measure clients at once over HTTP, beside llama.cpp's own server.
 
 For each number of clients N, the systems run with -np N: spac on the CPU (`cpu`), spac on the simulated
 device (`simulated`), spac on `--device` (`device`), and llama-server of the pinned source on the CPU
@@ -10,27 +10,26 @@ turns, in rounds, while the other servers idle. A first round is left out, becau
 
 A row has medians over the rounds: tokens per second of all clients together, also as a ratio to
 llama-server's in the same round (without it, to the first system's), with its range, and the time to
-the first token at the 95th percentile of the requests. --out writes the page, and its figures as JSON.
+the first token at the 95th percentile of the requests.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench.compare.client import Client
-from bench.compare.server import PeerError, Server, free_port
-from bench.program import about, publish, run_program, where
+from bench.client import Client
+from bench.page import output, publish, spread, table
+from bench.processes import PeerError, Server, free_port
 from spac import demo
 from spac.errors import InputError
 from tools.llama_server import PROGRAM
@@ -38,7 +37,7 @@ from tools.llama_server import PROGRAM
 PEER = "llama-server"
 SYSTEMS = ("cpu", "default", "simulated", "device", PEER)
 LOAD_S = 300  # seconds for a server to load its model
-COUNTS = (1, 2, 4, 8, 16)
+MOST_S = 3600  # seconds for all of a server's answers
 TEXT = "the sea was grey and a man walked along its edge counting boats that came home late "
 
 
@@ -62,44 +61,32 @@ def prompt(number: int, words: int) -> str:
     return f"{number} " + " ".join(text[:words])
 
 
-async def ask(port: int, text: str, n_tokens: int) -> tuple[int, float]:
+def ask(client: Client, text: str, n_tokens: int) -> tuple[int, float]:
     """Return the tokens of one streamed completion, and the seconds until its first text.
 
     Raise PeerError where the server refuses.
     """
-    body = {
-        "model": "m", "prompt": text, "max_tokens": n_tokens, "temperature": 0, "stream": True,
-        "stream_options": {"include_usage": True}, "cache_prompt": False, "top_k": 1,
-    }  # fmt: skip
-    data = json.dumps(body).encode()
-    begun, first = time.perf_counter(), 0.0
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
-    status = await reader.readline()
-    last = b""
-    while line := await reader.readline():
-        if not line.startswith(b"data: {"):
-            continue
-        if not first and json.loads(line[6:])["choices"][0]["text"]:
-            first = time.perf_counter() - begun
-        if b'"completion_tokens"' in line:
-            last = line
-    writer.close()
-    if b" 200 " not in status or not last:
-        raise PeerError(f"a request failed: {status.decode(errors='replace').strip()}")
-    return int(json.loads(last[6:])["usage"]["completion_tokens"]), first
+    body = {"prompt": text, "max_tokens": n_tokens, "temperature": 0, "top_k": 1, "cache_prompt": False}
+    begun = time.perf_counter()
+    with client.explained():
+        chunks = list(client.stream(body | {"stream_options": {"include_usage": True}}))
+    counts = [each.usage["completion_tokens"] for each in chunks if each.usage]
+    if not counts:
+        raise PeerError("an answer has no usage")
+    first = next((each.time for each in chunks if each.text), begun)
+    return counts[-1], first - begun
 
 
-async def clients(port: int, n: int, args: argparse.Namespace, seed: int) -> Figures:
+def clients(client: Client, n: int, args: argparse.Namespace, seed: int) -> Figures:
     """Return what `n` clients see that begin together and make `args.requests` requests each."""
 
-    async def one(number: int) -> list[tuple[int, float]]:
+    def one(number: int) -> list[tuple[int, float]]:
         numbers = range(seed + number * args.requests, seed + (number + 1) * args.requests)
-        return [await ask(port, prompt(each, args.words), args.tokens) for each in numbers]
+        return [ask(client, prompt(each, args.words), args.tokens) for each in numbers]
 
     begun = time.perf_counter()
-    found = [each for rows in await asyncio.gather(*map(one, range(n))) for each in rows]
+    with ThreadPoolExecutor(n) as pool:
+        found = [each for rows in pool.map(one, range(n)) for each in rows]
     seconds = time.perf_counter() - begun
     return Figures(sum(tokens for tokens, _ in found) / seconds, [first for _, first in found])
 
@@ -125,72 +112,59 @@ def words_of(system: str, n: int, port: int, args: argparse.Namespace) -> list[s
 
 def measured(n: int, args: argparse.Namespace) -> list[dict[str, Figures]]:
     """Return the figures of every round by system, for `n` clients."""
-    ports = {}
+    asked: dict[str, Client] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for system in args.systems:
-            ports[system] = free_port()
-            words = words_of(system, n, ports[system], args)
-            server = stack.enter_context(Server(words, folder / f"{system}.log"))
-            Client(server, ports[system], time.monotonic() + LOAD_S).wait()
+            port = free_port()
+            server = stack.enter_context(Server(words_of(system, n, port, args), folder / f"{system}.log"))
+            Client(server, port, time.monotonic() + LOAD_S).wait()
+            asked[system] = Client(server, port, time.monotonic() + MOST_S)
         rounds = []
         for at in range(args.rounds + 1):
             turn = args.systems[at % len(args.systems) :] + args.systems[: at % len(args.systems)]
-            seed = 1000 * at
-            rounds.append({each: asyncio.run(clients(ports[each], n, args, seed)) for each in turn})
+            rounds.append({each: clients(asked[each], n, args, 1000 * at) for each in turn})
         return rounds[1:]
 
 
-def table(found: dict[int, list[dict[str, Figures]]]) -> str:
+def rows_of(found: dict[int, list[dict[str, Figures]]]) -> str:
     """Return the medians over the rounds as a Markdown table, by the number of clients."""
     systems = [each for each in SYSTEMS if each in next(iter(found.values()))[0]]
     base = next((each for each in (PEER, *SYSTEMS) if each in systems), systems[0])
-    lines = ["| clients | system | tokens/s | ratio (range) | first token, p95 | ratio |", "| --- " * 6 + "|"]
+    lines = []
     for n, rounds in found.items():
         for system in systems:
-            speed = statistics.median(each[system].tokens_per_s for each in rounds)
-            late = statistics.median(each[system].late_s for each in rounds)
-            ratios = [each[system].tokens_per_s / each[base].tokens_per_s for each in rounds]
-            faster = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-            later = f"{statistics.median(each[system].late_s / each[base].late_s for each in rounds):.2f}"
-            lines.append(f"| {n} | {system} | {speed:.1f} | {faster} | {late:.2f} s | {later} |")
-    return "\n".join(lines)
+            mine, its = [each[system] for each in rounds], [each[base] for each in rounds]
+            late = [a.late_s / b.late_s for a, b in zip(mine, its, strict=True)]
+            lines.append([
+                str(n), system, f"{statistics.median(each.tokens_per_s for each in mine):.1f}",
+                spread([a.tokens_per_s / b.tokens_per_s for a, b in zip(mine, its, strict=True)], 2),
+                f"{statistics.median(each.late_s for each in mine):.2f} s", f"{statistics.median(late):.2f}",
+            ])  # fmt: skip
+    return table(("clients", "system", "tokens/s", "ratio (range)", "first token, p95", "ratio"), lines)
 
 
 def run(args: argparse.Namespace) -> None:
     if PEER in args.systems and not args.peer.is_file():
         raise InputError(f"{args.peer} is missing: `python -m tools.llama_server` builds it")
-    try:
-        found = {n: measured(n, args) for n in args.counts}
-    except PeerError as error:
-        raise InputError(str(error)) from None
-    figures = about("bench.parallel_servers")
-    text = f"`{figures['command']}`, {args.rounds} rounds. {where()}\n\n{table(found)}"
-    rows = {n: [{k: asdict(v) for k, v in each.items()} for each in rounds] for n, rounds in found.items()}
-    publish(text, args.out, "# Clients at once, beside llama.cpp's server", {**figures, "clients": rows})
+    found = {n: measured(n, args) for n in args.counts}
+    figures = {n: [{k: asdict(v) for k, v in each.items()} for each in rounds] for n, rounds in found.items()}
+    publish(args, f"Clients at once, {args.rounds} rounds", rows_of(found), figures)
 
 
-def main() -> int:
-    """Measure, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target", type=Path, default=demo.TARGET)
-    parser.add_argument("--draft", help="a draft model for spac's systems")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["cpu", "simulated", PEER])
-    parser.add_argument("--device", default="CUDA0", help="of the system `device`")
-    parser.add_argument("--slots", help="of spac's systems, as `spac serve` takes it")
-    parser.add_argument("--peer", type=Path, default=PROGRAM, help="llama-server (default: the built one)")
-    parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS), metavar="N")
-    parser.add_argument("--requests", type=int, default=2, help="requests of each client in a round")
-    parser.add_argument("--words", type=int, default=48, help="words of each prompt")
-    parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
-    parser.add_argument("--context", type=int, help="of each client, for a model with more tokens than words")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    return run_program(run, parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--target", type=Path, default=demo.TARGET)
+    add("--draft", help="a draft model for spac's systems")
+    add("--systems", nargs="+", choices=SYSTEMS, default=["cpu", "simulated", PEER])
+    add("--device", default="CUDA0", help="of the system `device`")
+    add("--slots", help="of spac's systems, as `spac serve` takes it")
+    add("--peer", type=Path, default=PROGRAM, help="llama-server (default: the built one)")
+    add("--counts", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N")
+    add("--requests", type=int, default=2, help="requests of each client in a round")
+    add("--words", type=int, default=48, help="words of each prompt")
+    add("--tokens", type=int, default=48, help="tokens of each answer")
+    add("--context", type=int, help="of each client, for a model with more tokens than words")
+    add("--rounds", type=int, default=3)
+    add("--threads", type=int, default=2)
+    output(parser)

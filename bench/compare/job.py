@@ -8,11 +8,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-TOOK_TOO_LONG = "not done within"
+import numpy as np
+import numpy.typing as npt
+
 FOLLOW_UP = 200  # tokens that follow an answer, as in a chat
 N_FOLLOW_UPS = 3  # of the last prompt
 FOLLOW_UP_ROOM = N_FOLLOW_UPS * (FOLLOW_UP + 1)  # tokens of context that they and their first tokens take
 NO_GPU = ("cpu", "simulated", "stand-in")  # devices that are not a GPU
+PIECE = 32  # tokens evaluated at a time for likelihoods: too few to stream experts, so the split is measured
 
 
 class _Json:
@@ -35,7 +38,7 @@ class _Json:
 class Job(_Json):
     """One engine on one setting. The first prompt runs cold, the others warm."""
 
-    kind: str  # "llama.cpp", "peer", "spac", "likelihoods"; "threads": a sweep over `thread_counts`
+    kind: str  # "llama.cpp", "peer", "spac"; "likelihoods" of either library
     target: str
     prompts: list[list[int]]
     n_predict: int
@@ -47,14 +50,12 @@ class Job(_Json):
     n_cpu_moe: int | None = None  # llama.cpp: layers whose experts stay on the CPU; None: no override
     slots: str = "0"  # spac
     scheduler: str = "lru"
-    governor: str | None = None  # spac; None: the draft length is fixed
+    governor: bool = False  # spac: the governor chooses the draft length
     lookahead: int | None = None  # spac; None: its default
-    repack: bool = True  # llama.cpp: repack the CPU's weights, where it has kernels for that
     no_host: bool = False  # llama.cpp: no pinned buffers, which the loader prefers to repacked weights
     paging: str = "auto"  # spac
     command: str = ""  # a peer's command line, with its {names}
     texts: list[str] = field(default_factory=list)  # the prompts as text, for a peer
-    thread_counts: list[int] = field(default_factory=list)
 
     def follow_ups(self, n_tokens: int) -> list[list[int]]:
         """Return follow-ups of the last prompt, behind a text of `n_tokens` tokens, if they fit the context.
@@ -111,7 +112,6 @@ class Result(_Json):
     surprises: list[float] = field(default_factory=list)  # −log p of each token
     bound: float | None = None  # spac: Belady's rate of hits of distinct experts, over all steps
     threads: int = 0
-    speeds: dict[str, float] = field(default_factory=dict)  # a sweep's tokens/s by the number of threads
     paged: bool | None = None  # spac: True if experts were read from the file when they were needed
     pinned_bytes: int | None = None  # spac: pinned bytes of host memory; None where nobody counted
     host_memory: str = ""  # spac: how experts lay in host memory
@@ -124,7 +124,24 @@ class Result(_Json):
     def each(self) -> list[Run]:
         return [Run(**run) for run in self.runs]
 
+    @property
+    def warm(self) -> Sequence[Run]:
+        """Return all runs but the first, which meets empty slots and perhaps guessed unit costs."""
+        return self.each[1:]
 
-def warm(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return all runs but the first, which is a warm-up: slots are empty, and unit costs may be guesses."""
-    return runs[1:]
+
+def pieces(tokens: Sequence[int]) -> list[tuple[int, Sequence[int], Sequence[int]]]:
+    """Return the position, the tokens and those that follow each, for every piece that is evaluated."""
+    return [
+        (start, tokens[start : min(start + PIECE, len(tokens) - 1)], tokens[start + 1 : start + 1 + PIECE])
+        for start in range(0, len(tokens) - 1, PIECE)
+    ]
+
+
+def surprises(logits: npt.NDArray[np.float32], following: Sequence[int]) -> list[float]:
+    """Return −log p of each following token, from float [n, n_vocab] logits."""
+    wide = logits.astype(np.float64)
+    peak = wide.max(axis=1)
+    total = np.log(np.exp(wide - peak[:, None]).sum(axis=1)) + peak
+    found: list[float] = (total - wide[np.arange(len(wide)), list(following)]).tolist()
+    return found

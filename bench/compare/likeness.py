@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.compare.cells import LEAST_S, MOST_S, run_cell
-from bench.compare.job import Job, Result
-from bench.compare.likelihood import TOKENS, apart, perplexity
+import numpy as np
+
+from bench.compare.job import Job
 
 if TYPE_CHECKING:
     from bench.compare.comparison import Comparison
 
+TOKENS = 256  # of each prompt
 NOISE = 0.01  # nats a token: what other kernels' rounding may change, where it is not measured
+
+
+def perplexity(found: Sequence[float]) -> float:
+    """Return the perplexity of tokens with these surprises."""
+    return float(np.exp(np.mean(found)))
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return how far two models are apart on the same tokens: the mean difference of a token's surprise, in
+    nats.
+
+    This is much sharper than the difference of two perplexities, in which tokens' differences cancel.
+    """
+    return float(np.abs(np.subtract(one, other)).mean())
 
 
 def measured(comparison: Comparison) -> dict[str, list[float]]:
@@ -25,27 +40,21 @@ def measured(comparison: Comparison) -> dict[str, list[float]]:
     tokens = [token for prompt in comparison.prompts[TOKENS] for token in prompt]
     if args.text is None:
         tokens = [t if i % 32 else (t * 7919) % max(tokens) for i, t in enumerate(tokens)]
-    layers = len(comparison.sizes)
-    ways = {"llama.cpp": layers, "llama.cpp, experts on the device": 0, "spac": None}
+    ways = {"llama.cpp": len(comparison.sizes), "llama.cpp, experts on the device": 0, "spac": None}
     found = {}
     for name, n_cpu_moe in ways.items():
-        key = f"likelihoods-{name.replace(', ', '-').replace(' ', '-')}"
-        kind, path = name.partition(",")[0], comparison.cells / f"{key}.json"
-        reference = None if kind == "spac" else comparison.reference
-        left = comparison.deadline - time.monotonic()
-        done = path.is_file() and Result.read(path).surprises
-        if not done and left > LEAST_S and key not in comparison.tried:
-            comparison.tried.add(key)
-            job = Job(
-                kind="likelihoods", target=str(args.target), prompts=[tokens], n_predict=0,
-                ctx=len(tokens) + 64, threads=comparison.threads.of(kind), slots=args.budgets[0],
-                device=comparison.device(kind), n_cpu_moe=n_cpu_moe,
-            )  # fmt: skip
-            result = run_cell(job, comparison.cells, key, reference, min(left, MOST_S))
-            if result.error:
-                comparison.not_run.append(f"{key}: {result.error}")
-        if path.is_file() and (values := Result.read(path).surprises):
-            found[name] = values
+        kind, key = name.partition(",")[0], f"likelihoods-{name.replace(', ', '-').replace(' ', '-')}"
+        job = Job(
+            kind="likelihoods", target=str(args.target), prompts=[tokens], n_predict=0, ctx=len(tokens) + 64,
+            threads=comparison.threads(kind), slots=args.budgets[0], device=comparison.device(kind),
+            n_cpu_moe=n_cpu_moe,
+        )  # fmt: skip
+        result = comparison.do(key, job, anew=comparison.failed(key) and key not in comparison.tried)
+        if result and result.surprises:
+            found[name] = result.surprises
+        elif result and key not in comparison.tried:
+            comparison.not_run.append(f"{key}: {result.error}")
+        comparison.tried.add(key)
     return found
 
 

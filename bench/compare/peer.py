@@ -1,107 +1,126 @@
-"""Measure peers: servers of OpenAI's completions, started by the commands of `--peer NAME=COMMAND`."""
+"""Measure peers: servers of OpenAI's completions, on the client's side."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from bench.compare.client import Client
-from bench.compare.job import Job, Result
-from bench.compare.server import PeerError, Server, free_port
+from bench.client import Chunk, Client, RefusedError
+from bench.compare.job import Job, Result, Run
+from bench.compare.rivals import words
 from bench.compare.vram import VramMeter
+from bench.processes import PeerError, Server, free_port
 
 ENDING_S = 0.5  # seconds: a server that has failed may be about to end, which explains more
-ROUNDS = 3  # runs with each number of threads; their median is the result
-NAMES = ("target", "draft", "draft_length", "n_cpu_moe", "ctx", "threads", "port")
-"""Names in braces that are replaced in a command."""
-_NAMED = re.compile(r"\{(\w+)\}")
-
-
-def parse(text: str) -> tuple[str, str]:
-    """Return the name and the command of NAME=COMMAND. Raise PeerError with one line."""
-    name, equals, command = (part.strip() for part in text.partition("="))
-    if not (name and equals and command):
-        raise PeerError("--peer takes NAME=COMMAND")
-    try:
-        shlex.split(command)
-    except ValueError as error:
-        raise PeerError(f"its command cannot be read: {error}") from None
-    used = set(_NAMED.findall(command))
-    if unknown := sorted(used - set(NAMES)):
-        known = ", ".join(f"{{{each}}}" for each in NAMES)
-        raise PeerError(f"its command has {{{unknown[0]}}}; what can be filled in is {known}")
-    if missing := [each for each in ("target", "port") if each not in used]:
-        raise PeerError(f"its command has no {{{missing[0]}}}")
-    return name, command
-
-
-def uses(command: str, name: str) -> bool:
-    """Return True if the name is replaced in the command."""
-    return f"{{{name}}}" in command
-
-
-def words(job: Job, port: int) -> list[str]:
-    """Return the command line. Values are filled in after the splitting, so that spaces in them split
-    nothing."""
-    values = {
-        "target": job.target, "draft": job.draft or "", "draft_length": job.draft_length,
-        "n_cpu_moe": job.n_cpu_moe or 0, "ctx": job.ctx, "threads": job.threads, "port": port,
-    }  # fmt: skip
-    return [_NAMED.sub(lambda found: str(values[found[1]]), word) for word in shlex.split(job.command)]
+BURST_S = 0.002  # seconds: chunks that come closer than this to the first one are of the same step
+APART = 1.25  # ratio from which on a server's own speed counts as different from the client's
+FORMS = (
+    (True, True, "prompts sent as tokens"),
+    (False, True, "prompts sent as text"),
+    (False, False, "prompts sent as text, with OpenAI's fields alone"),
+)
+"""The forms of a request, tried in turn: as tokens, with llama.cpp's fields, and the page's words for it."""
 
 
 def run(job: Job, log: Path, seconds: float) -> Result:
-    """Return a peer's results on all prompts or with each number of threads, or the error where it failed."""
-    deadline = time.monotonic() + seconds
+    """Return a peer's results on all prompts, or the error where it failed."""
+    begun, port, asked = time.monotonic(), free_port(), Asked()
     try:
-        return _sweep(job, log, deadline) if job.kind == "threads" else _measure(job, log, deadline)
+        with VramMeter(job.device) as meter, Server(words(job, port), log) as server:
+            client = Client(server, port, begun + seconds)
+            try:
+                client.wait()
+                load_s = time.monotonic() - begun
+                prompts = zip(job.prompts, job.texts, strict=True)
+                runs = [asked.complete(client, tokens, text, job.n_predict) for tokens, text in prompts]
+            except PeerError:
+                server.check(ENDING_S)
+                raise
+            server.check()  # even if another one answered at its port
+            peak_ram = server.peak_ram
     except PeerError as error:
         return Result(error=str(error), threads=job.threads)
-
-
-@contextmanager
-def _started(job: Job, log: Path, deadline: float) -> Iterator[tuple[Server, Client]]:
-    """Yield a server that answers, and its client. End the server afterwards.
-
-    Raise PeerError for a server that has ended meanwhile, even if another one answered at its port.
-    """
-    port = free_port()
-    with Server(words(job, port), log) as server:
-        client = Client(server, port, deadline)
-        try:
-            client.wait()
-            yield server, client
-        except PeerError:
-            server.check(ENDING_S)
-            raise
-        server.check()
-
-
-def _measure(job: Job, log: Path, deadline: float) -> Result:
-    begun = time.monotonic()
-    with VramMeter(job.device) as meter, _started(job, log, deadline) as (server, client):
-        load_s = time.monotonic() - begun
-        prompts = zip(job.prompts, job.texts, strict=True)
-        runs = [client.complete(tokens, text, job.n_predict) for tokens, text in prompts]
-        peak_ram = server.peak_ram
     return Result(
         runs=[asdict(each) for each in runs], load_s=load_s, peak_ram=peak_ram, peak_vram=meter.used,
-        threads=job.threads, notes=list(client.notes),
+        threads=job.threads, notes=list(asked.notes),
     )  # fmt: skip
 
 
-def _sweep(job: Job, log: Path, deadline: float) -> Result:
-    """Start the server with each number of threads. The first answer is a warm-up and not in the speeds."""
-    speeds = {}
-    for n in job.thread_counts:
-        with _started(replace(job, threads=n), log, deadline) as (_, client):
-            prompt, text = job.prompts[0], job.texts[0]
-            found = [client.complete(prompt, text, job.n_predict).decode_speed for _ in range(ROUNDS + 1)]
-        speeds[str(n)] = median(found[1:])
-    return Result(speeds=speeds)
+class Asked:
+    """The form in which a server takes requests, and notes on how it answers."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, None] = {}  # how prompts were sent and tokens counted, in order
+        self._form = 0
+
+    def complete(self, client: Client, prompt: list[int], text: str, n_predict: int) -> Run:
+        """Return the greedy continuation of a prompt. The prompt is sent as tokens, or as text where tokens
+        are refused."""
+        while True:
+            as_tokens, extended, note = FORMS[self._form]
+            body: dict[str, Any] = {
+                "prompt": prompt if as_tokens else text,
+                "max_tokens": n_predict,
+                "temperature": 0,
+            }
+            if extended:  # llama.cpp's fields: the text never ends early, and every prompt is read
+                body |= {
+                    "stream_options": {"include_usage": True},
+                    "n_predict": n_predict,
+                    "ignore_eos": True,
+                }
+                body |= {"cache_prompt": False, "top_k": 1, "seed": 1}
+            begun = time.perf_counter()
+            try:
+                with client.explained():
+                    chunks = list(client.stream(body))
+            except RefusedError:
+                if self._form == len(FORMS) - 1:
+                    raise
+                self._form += 1
+                continue
+            self.notes[note] = None
+            return self.run_of(chunks, begun, len(prompt), n_predict)
+
+    def run_of(self, chunks: list[Chunk], begun: float, n_prompt: int, n_predict: int) -> Run:
+        """Compute the times of an answer.
+
+        The decoding speed is that of the tokens behind the first step's, because the first step's time
+        includes the prompt's. `decode_s` is the time of all tokens at that speed.
+        """
+        timed = [chunk for chunk in chunks if chunk.text]
+        if len(timed) < 2:
+            what = "nothing" if not timed else "all in one piece, which has no decoding speed"
+            raise PeerError(f"it answered {what}")
+        first, last = timed[0].time, timed[-1].time
+        n_first = sum(chunk.time - first <= BURST_S for chunk in timed)
+        if n_first == len(timed):
+            n_first = 1
+        usage = next((chunk.usage for chunk in reversed(chunks) if chunk.usage), {})
+        timings = next((chunk.timings for chunk in reversed(chunks) if chunk.timings), {})
+        counts = {
+            "its usage": usage.get("completion_tokens"), "its timings": timings.get("predicted_n"),
+            "the limit, which it reached": n_predict if chunks[-1].reason == "length" else None,
+            "its chunks": len(timed),
+        }  # fmt: skip
+        how, n = next((how, int(n)) for how, n in counts.items() if n)  # the most reliable source
+        self.notes[f"tokens counted by {how}"] = None
+        if n != n_predict:
+            self.notes[f"{n} tokens in place of {n_predict}"] = None
+        read = usage.get("prompt_tokens", n_prompt)
+        if read != n_prompt:
+            self.notes[f"it read {read} tokens for {n_prompt}"] = None
+        speed = n / timings["predicted_ms"] * 1e3 if timings.get("predicted_ms") else 0.0
+        drafted, accepted = (int(timings.get(name) or 0) for name in ("draft_n", "draft_n_accepted"))
+        share = 1 - n_first / len(timed)  # share of the tokens that are behind the first step's
+        decode_s = (last - timed[n_first - 1].time) / share
+        if speed and not 1 / APART < n / decode_s / speed < APART:
+            self.notes["its own timings say another speed"] = None
+        return Run(
+            prompt_tokens=n_prompt, prefill_s=first - begun, first_token_s=first - begun,
+            decode_s=decode_s, tokens=[],
+            steps=n - accepted if drafted else 0, drafted=drafted, accepted=accepted,
+            text="".join(chunk.text for chunk in timed), counted=n,
+        )  # fmt: skip

@@ -1,7 +1,5 @@
 """Read a long prompt between captured steps on a card that has little memory left.
 
-    python -m bench.gpu_suite.full_card RESULT.json --target FILE [--device CUDA0] [--left 1000 300]
-
 ggml's CUDA graphs keep the addresses of the memory that its kernels borrow. So what a captured graph borrowed
 must not be freed when a longer prompt needs more than the card has left. A process for each number of MB
 fills the slots, decodes single tokens until their graphs are captured, takes all of the card's memory but so
@@ -22,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu_suite import watched
+from bench import processes
 from bench.gpu_suite.probes import Driver, Failed
 
-ROOT = Path(__file__).resolve().parents[2]
 SINGLE = 6
 """Single tokens before and behind the prompt. ggml captures a graph that it has seen twice."""
 SLOTS = "17%"
@@ -88,17 +85,17 @@ def _echo(level: int, text: bytes, _: object) -> None:
         os.write(2, text)
 
 
-def run(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def rows_of(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Return a row for every process."""
     rows: list[dict[str, Any]] = []
     wanted = None
     for left in (None, *args.left):
         result = folder / f"{left}.npy"
-        words = [sys.executable, "-m", "bench.gpu_suite.full_card", result, "--child", "--target"]
+        words = [sys.executable, "-m", "bench", "full_card", result, "--child", "--target"]
         words += [args.target, "--device", args.device, "--threads", args.threads, "--prompt", args.prompt]
         words += ["--left", left] if left is not None else []
         log = args.result.with_name(f"full-card-{left}.txt")
-        ended = watched.run(words, log, args.seconds, cwd=ROOT)
+        ended = processes.run(words, log, args.seconds)
         row: dict[str, Any] = {
             "left_mb": left,
             "fault": ended.fault,
@@ -114,11 +111,9 @@ def run(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("result", type=Path)
+    add("result", type=Path, metavar="RESULT.json")
     add("--target", type=Path, required=True)
     add("--device", default="CUDA0")
     add("--left", type=int, nargs="*", default=[], metavar="MB", help="the card's memory that is left")
@@ -126,16 +121,15 @@ def main() -> int:
     add("--prompt", type=int, default=8192, help="tokens of the prompt")
     add("--seconds", type=float, default=60, help="of one process")
     add("--child", action="store_true", help=argparse.SUPPRESS)  # for the processes that this one starts
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code."""
     if args.child:
         left = args.left[0] * MB if args.left else None
         np.save(args.result, compute(args.target, args.device, args.threads, args.prompt, left))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        rows = run(args, Path(folder))
+        rows = rows_of(args, Path(folder))
     args.result.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(row["fault"] or row["unequal_rows"] or not row["finite"] for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

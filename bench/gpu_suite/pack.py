@@ -1,6 +1,4 @@
-"""Pack what `figures.py` needs on a machine without a network, beside the tree itself.
-
-    python -m bench.gpu_suite.pack [FOLDER] [--cuda-build BUILD] [--python 3.12]
+"""Pack what `python -m bench gpu` needs on a machine without a network, beside the tree itself.
 
 FOLDER (default: build/carry) gets llama.cpp's source, Python's modules for one version of Python, and the
 commit. With --cuda-build it gets the objects of ggml-cuda, which take an hour of one core to compile. BUILD
@@ -20,19 +18,20 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "cmake")]
+from bench.processes import ROOT
 
-from cuda_source_id import source_id  # noqa: E402
+sys.path.insert(0, str(ROOT / "cmake"))
 
-from tools.patches import source  # noqa: E402
+from cuda_source_id import source_id
+
+from tools.patches import source
 
 LIMIT = 45_000_000
 """Bytes that may travel, with the tree: what a machine is given has 67 MB, and the tree grows."""
 ARCHIVES = 32_500_000
 """Bytes of the archives that this program makes, with objects for one architecture."""
 LEFT_OUT = "python/spac/demo/*.gguf"
-"""Files of the tree that stay here. figures.py makes another pair."""
+"""Files of the tree that stay here. `python -m bench gpu` makes another pair."""
 MODULES = ("cffi", "pycparser", "gguf", "tqdm", "pyyaml", "pybind11", "jinja2", "markupsafe", "diskcache",
            "typing_extensions", "ninja", "uvicorn", "starlette", "sse-starlette", "anyio", "sniffio", "idna",
            "h11", "click", "prometheus-client", "markdown-it-py", "mdurl", "mdit-py-plugins", "math-core",
@@ -49,11 +48,11 @@ OBJECTS = {
 """The build's folders of objects. Common ones that are also published are patched."""
 
 
-class PackError(Exception):
+class PackError(ValueError):
     """Something is missing. The message says what to do."""
 
 
-def run(*words: object) -> str:
+def do(*words: object) -> str:
     """Run a command in the tree and return its output. Raise PackError with the end of it if it fails."""
     done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -91,7 +90,7 @@ def pack_modules(sdist: Path, to: Path, python: str) -> None:
         words = ["--quiet", "--no-deps", "--no-compile", "--only-binary=:all:", "--target", folder]
         words += ["--implementation", "cp", "--python-version", python]
         words += [f"--platform={tag}" for tag in tags]
-        run(sys.executable, "-m", "pip", "install", *words, *MODULES)
+        do(sys.executable, "-m", "pip", "install", *words, *MODULES)
         for member in archive:
             name = member.name.partition("/")[2]
             if name.startswith("llama_cpp/") and name.endswith(".py"):
@@ -102,8 +101,8 @@ def pack_modules(sdist: Path, to: Path, python: str) -> None:
 
 def pack_objects(build: Path, to: Path) -> None:
     """Compile ggml-cuda in the build folder if need be, and pack it."""
-    run("cmake", build)  # applies the patches as they are now
-    run("ninja", "-C", build, "ggml-cuda", "spac-reference-ggml-cuda")
+    do("cmake", build)  # applies the patches as they are now
+    do("ninja", "-C", build, "ggml-cuda", "spac-reference-ggml-cuda")
     cache = dict(re.findall(r"^(\w+):\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.MULTILINE))
     architecture = re.fullmatch(r"(\d+)-real", cache.get("SPAC_CUDA_ARCHITECTURES", ""))
     if architecture is None:
@@ -117,7 +116,7 @@ def pack_objects(build: Path, to: Path) -> None:
             for path in sorted((build / top).rglob("*.o")):
                 place = folder / ("patched" if kind == "common" and path.name in published else kind)
                 place.mkdir(exist_ok=True)
-                run("objcopy", "--strip-debug", path, place / path.name)
+                do("objcopy", "--strip-debug", path, place / path.name)
         (folder / cudart.name).write_bytes(cudart.read_bytes())
         (folder / "source_id").write_text(source_id(*trees) + "\n")
         (folder / "capability").write_text(architecture[1] + "\n")
@@ -126,31 +125,28 @@ def pack_objects(build: Path, to: Path) -> None:
 
 def tree_bytes() -> int:
     """Return the bytes of the files that travel with the tree: what git does not ignore, without LEFT_OUT."""
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    listed = do("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     travel = [ROOT / name for name in listed if name and not Path(name).match(LEFT_OUT)]
     return sum(path.stat().st_size for path in travel if path.is_file())
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "carry")
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "carry", metavar="FOLDER")
     parser.add_argument("--cuda-build", type=Path, help="take ggml-cuda's objects from this build folder")
     parser.add_argument("--python", default="3.12", help="the machine's version")
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code: 1 if the pack is too large."""
     args.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        sdist = source.sdist()
-        if sdist is None:
-            raise PackError("llama.cpp's sdist is not in the cache folder: build spac first")
-        pack_source(sdist, args.folder / "source.tar.xz")
-        pack_modules(sdist, args.folder / "site.tar.xz", args.python)
-        if args.cuda_build:
-            pack_objects(args.cuda_build.resolve(), args.folder / "cuda.tar.xz")
-        (args.folder / "commit").write_text(run("git", "describe", "--always", "--dirty=+"))
-    except (PackError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    sdist = source.sdist()
+    if sdist is None:
+        raise PackError("llama.cpp's sdist is not in the cache folder: build spac first")
+    pack_source(sdist, args.folder / "source.tar.xz")
+    pack_modules(sdist, args.folder / "site.tar.xz", args.python)
+    if args.cuda_build:
+        pack_objects(args.cuda_build.resolve(), args.folder / "cuda.tar.xz")
+    (args.folder / "commit").write_text(do("git", "describe", "--always", "--dirty=+"))
     total = tree_bytes()
     for path in sorted(args.folder.iterdir()):
         total += path.stat().st_size
@@ -158,7 +154,3 @@ def main(argv: list[str] | None = None) -> int:
     print(f"without {LEFT_OUT}, which has to stay here (rm, and git checkout afterwards):")
     print(f"{'with the tree':<16} {total / 1e6:6.1f} MB of {LIMIT / 1e6:.1f}")
     return int(total > LIMIT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,26 +1,24 @@
 """Ask the CUDA driver for what spac relies on, with the standard library alone, one question a process.
 
-    python probes.py [FOLDER]       # all questions, 10 s each; FOLDER: on disk, for a file of 1 GB
-    python probes.py [FOLDER] NAME  # one question in this process
-
 A question that hangs or crashes loses only its own line.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import mmap
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import processes
+
 SECONDS = 20.0  # seconds of one question
 GB = 1 << 30
-ROUNDS = 200
 ATTRIBUTES = {
     "stream memory operations": 92,
     "host registration": 99,
@@ -29,31 +27,9 @@ ATTRIBUTES = {
     "pageable memory access": 88,
     "copy engines": 40,
 }
-# One kernel signals the host and waits for it in mapped memory. Another one does nothing.
-PTX = b"""
-.version 7.0
-.target sm_70
-.address_size 64
-.visible .entry nothing() { ret; }
-.visible .entry gate(.param .u64 signalled, .param .u64 opened, .param .u32 number)
-{
-    .reg .u64 %a, %b;
-    .reg .u32 %n, %v;
-    .reg .pred %p;
-    ld.param.u64 %a, [signalled];
-    ld.param.u64 %b, [opened];
-    ld.param.u32 %n, [number];
-    st.release.sys.global.u32 [%a], %n;
-again:
-    ld.acquire.sys.global.u32 %v, [%b];
-    setp.lt.u32 %p, %v, %n;
-    @%p bra again;
-    ret;
-}
-\0"""
 
 
-class Failed(Exception):  # noqa: N818
+class Failed(ValueError):  # noqa: N818
     """A call of the driver failed. The message names the call and its error."""
 
 
@@ -104,16 +80,6 @@ class Driver:
     def wait(self) -> None:
         self("cuStreamSynchronize", self.stream)
 
-    def kernel(self, name: bytes) -> ctypes.c_void_p:
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self("cuModuleLoadData", ctypes.byref(module), PTX)
-        self("cuModuleGetFunction", ctypes.byref(function), module, name)
-        return function
-
-    def launch(self, function: ctypes.c_void_p, *values: object) -> None:
-        parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in values))  # type: ignore[arg-type]
-        self("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, self.stream, parameters, None)
-
 
 def attributes() -> str:
     """Return the driver's description of the card."""
@@ -125,80 +91,39 @@ def attributes() -> str:
     return ", ".join(found)
 
 
-class Words:
-    """Two words of pinned memory: the device signals with one, and the host opens the other."""
+def gates(*, copies: bool = False, bulk: bool = False) -> str:
+    """Measure a round trip between stream and host, which signal with words of pinned memory.
 
-    def __init__(self, driver: Driver) -> None:
-        self.at = driver.pinned(4096)
-        self.signalled = ctypes.c_uint32.from_address(self.at)
-        self.opened = ctypes.c_uint32.from_address(self.at + 256)
-        self.signalled.value = self.opened.value = 0
-
-    def serve(self, rounds: int) -> float:
-        """Open each stream gate when its signal came. Return the microseconds of one. Raise Failed after 5
-        s."""
-        begun = time.perf_counter()
-        for n in range(1, rounds + 1):
-            while self.signalled.value < n:
-                if time.perf_counter() - begun > 5:
-                    raise Failed(f"signal {n} of {rounds} has not come within 5 s")
-            self.opened.value = n
-        return (time.perf_counter() - begun) / rounds * 1e6
-
-
-def gates(*, copies: bool = False, bulk: bool = False, kernels: bool = False) -> str:
-    """Measure a round trip between stream and host. `copies`: with the copies of a layer; `bulk`: beside
-    copies of 64 MB on another stream; `kernels`: with a kernel in place of stream memory operations."""
-    driver = Driver()
-    words, host, device = Words(driver), driver.pinned(1 << 16), driver.device_memory(1 << 16)
-    gate = driver.kernel(b"gate") if kernels else None
+    copies: with the copies of a layer; bulk: beside copies of 64 MB on another stream. Raise Failed where a
+    signal does not come within 5 s.
+    """
+    driver, rounds, times = Driver(), 16, []  # round trips queued at a time
+    words, host, device = driver.pinned(4096), driver.pinned(1 << 16), driver.device_memory(1 << 16)
+    signalled, opened = (ctypes.c_uint32.from_address(words + at) for at in (0, 256))
     if bulk:
-        side, large, large_device = (
-            driver.new_stream(),
-            driver.pinned(64 << 20),
-            driver.device_memory(64 << 20),
-        )
+        n, side = 64 << 20, driver.new_stream()
+        large, large_device = driver.pinned(n), driver.device_memory(n)
         for _ in range(200):
-            driver(
-                "cuMemcpyHtoDAsync_v2", large_device, ctypes.c_void_p(large), ctypes.c_size_t(64 << 20), side
-            )
-    rounds = 16  # round trips queued at a time
-    times = []
+            driver.to_device(large_device, large, n, side)
     for _ in range(8):
-        words.signalled.value = words.opened.value = 0
+        signalled.value = opened.value = 0
         for n in range(1, rounds + 1):
             if copies:
                 driver.to_host(host, device, 8192)
                 driver.to_host(host + 16384, device, 64)
-            if gate is not None:
-                driver.launch(
-                    gate, ctypes.c_uint64(words.at), ctypes.c_uint64(words.at + 256), ctypes.c_uint32(n)
-                )
-            else:
-                signalled, opened = ctypes.c_uint64(words.at), ctypes.c_uint64(words.at + 256)
-                driver("cuStreamWriteValue32_v2", driver.stream, signalled, ctypes.c_uint32(n), 0)
-                driver("cuStreamWaitValue32_v2", driver.stream, opened, ctypes.c_uint32(n), 0)
+            for call, at in (("cuStreamWriteValue32_v2", words), ("cuStreamWaitValue32_v2", words + 256)):
+                driver(call, driver.stream, ctypes.c_uint64(at), ctypes.c_uint32(n), 0)
             if copies:
                 driver.to_device(device, host, 8192)
-        times.append(words.serve(rounds))
+        begun = time.perf_counter()
+        for n in range(1, rounds + 1):
+            while signalled.value < n:
+                if time.perf_counter() - begun > 5:
+                    raise Failed(f"signal {n} of {rounds} has not come within 5 s")
+            opened.value = n
+        times.append((time.perf_counter() - begun) / rounds * 1e6)
         driver.wait()
     return f"{sorted(times)[len(times) // 2]:.1f} µs a round trip (first {times[0]:.1f})"
-
-
-def launches() -> str:
-    """Measure how long the host needs to queue an empty kernel, and the device to run one."""
-    driver = Driver()
-    nothing = driver.kernel(b"nothing")
-    for _ in range(ROUNDS):
-        driver.launch(nothing)
-    driver.wait()
-    begun = time.perf_counter()
-    for _ in range(ROUNDS):
-        driver.launch(nothing)
-    queued = time.perf_counter()
-    driver.wait()
-    done = time.perf_counter()
-    return f"{(queued - begun) / ROUNDS * 1e6:.1f} µs to queue, {(done - begun) / ROUNDS * 1e6:.1f} µs each"
 
 
 def _rate(driver: Driver, copy: Callable[[], None], n_bytes: int) -> float:
@@ -277,8 +202,6 @@ QUESTIONS: dict[str, Callable[[Path], str]] = {
     "gate, stream memory operations": lambda _: gates(),
     "gate, beside bulk copies": lambda _: gates(bulk=True),
     "gate, with a layer's copies": lambda _: gates(copies=True),
-    "gate, a kernel that waits": lambda _: gates(kernels=True),
-    "launches": lambda _: launches(),
     "link": lambda _: link(),
     "registering a file in memory": lambda _: registration(Path("/dev/shm")),
     "registering a file on disk": lambda folder: registration(folder),
@@ -288,24 +211,20 @@ QUESTIONS: dict[str, Callable[[Path], str]] = {
 
 def ask(name: str, folder: Path) -> str:
     """Ask one question in a process of its own. Return its answer, or its failure, as one line."""
-    words = [sys.executable, __file__, str(folder), name]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{name}: NO ANSWER within {SECONDS:.0f} s"
-    lines = (done.stdout.strip() or done.stderr.strip() or "no output").splitlines()
-    return f"{name}: {lines[-1]}" if done.returncode == 0 else f"{name}: FAILED: {lines[-1]}"
+    words = [sys.executable, "-m", "bench", "probes", folder, "--ask", name]
+    with tempfile.TemporaryDirectory() as logs:
+        ended = processes.run(words, Path(logs) / "log", SECONDS)
+    return f"{name}: {(ended.fault and 'FAILED: ' + ended.fault) or ended.output.strip()}"
 
 
-def main() -> int:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    if len(sys.argv) > 2:
-        print(QUESTIONS[sys.argv[2]](folder))
-        return 0
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="on disk, for a file of 1 GB")
+    parser.add_argument("--ask", choices=QUESTIONS, help=argparse.SUPPRESS)  # in this process
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.ask:
+        return print(QUESTIONS[args.ask](args.folder))
     for name in QUESTIONS:
-        print(ask(name, folder), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print(ask(name, args.folder.resolve()), flush=True)
+    return None

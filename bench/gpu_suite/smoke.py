@@ -1,8 +1,5 @@
 """Compare the bundled pair's logits on a device with those on the CPU, except for other kernels' rounding.
 
-    python -m bench.gpu_suite.smoke RESULT.json [--device CUDA0] [--seconds 90] [--longest 40] [--logs FOLDER]
-                                    [--at-once 4] [--forms TEXT …]
-
 Every form of the split runs in a process of its own, so that a crash loses only that form. The forms are: no
 experts resident, some, all; with the ids masks read by the device's kernels and without; with work queued
 ahead of the CPU's and without; with layers that look ahead; with a prompt's experts streamed through the
@@ -26,16 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu_suite import watched
+from bench import processes
+from bench.processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "python" / "spac" / "demo" / "target.gguf"
 REFERENCE = ROOT / "python" / "spac" / "lib" / "reference"
 BATCHES = (96, 9, 9, 4, 2, 1, 1, 1, 1)  # tokens evaluated at a time: a prompt, verifications, single tokens
 BOUND = 5e-3
 """The allowed normalized mean square error of the logits: ten times what upstream's tests allow one matrix
 product."""
-LONGEST_S = 40.0  # seconds of one form, because a device may wait for ever
 
 
 @dataclass(frozen=True)
@@ -105,13 +101,13 @@ def tokens_of() -> list[int]:
 def compute(form: Form, device: str, threads: int = 0, target: Path | None = None) -> np.ndarray:
     """Return float32 [tokens, n_vocab]: the logits of every token. threads: 0: one per core."""
     import spac  # noqa: F401  # before llama_cpp: it chooses the library
-    from bench.compare.ours import logits, make_resident
+    from bench.compare.ours import echo, logits, make_resident
     from spac import _core
     from spac.config import EngineConfig
     from spac.model.c_api import echo_log
     from spac.model.pair import ModelPair
 
-    echo_log(_echo)
+    echo_log(echo)
     config = EngineConfig(
         target=target or DEMO, device="cpu" if form.on_cpu else device, slots=form.slots, ctx=512,
         draft_length=0, stream_batch=form.stream_batch, threads=threads,
@@ -144,28 +140,18 @@ def compute(form: Form, device: str, threads: int = 0, target: Path | None = Non
 def compute_unpatched(device: str, threads: int, target: Path | None = None) -> np.ndarray:
     """Return the same logits from the unpatched library, which LLAMA_CPP_LIB_PATH names, with the whole model
     on the device."""
-    from bench.compare import stock
-    from bench.compare.job import Job
-    from bench.compare.stock import ThreadPool
+    from bench import unpatched
 
-    stock.start()
-    job = Job(
-        "likelihoods", str(target or DEMO), [], 0, 512, threads or os.cpu_count() or 1, device, repack=False
-    )
-    decoder = stock.Decoder(job.target, job, ThreadPool(job.threads))
+    unpatched.start()
+    pool = unpatched.ThreadPool(threads or os.cpu_count() or 1)
+    model = unpatched.Model(str(target or DEMO), pool, device=device, ctx=512, repack=False, offload=False)
     tokens, found, at = tokens_of(), [], 0
     for n in BATCHES:
-        decoder.decode(tokens[at : at + n], at, logits="all")
-        found.append(decoder.rows(n).copy())
+        model.decode(tokens[at : at + n], at, logits="all")
+        found.append(model.rows(n).copy())
         at += n
-    decoder.close()
+    model.close()
     return np.concatenate(found)
-
-
-def _echo(level: int, text: bytes, _: object) -> None:
-    """Write warnings and errors to stderr: CUDA's errors come through the log alone."""
-    if level in (3, 4):
-        os.write(2, text)
 
 
 def error(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -175,76 +161,45 @@ def error(found: np.ndarray, wanted: np.ndarray) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-class Smoke:
-    """All forms of one call, some at the same time."""
+def compute_form(form: Form, args: argparse.Namespace, result: Path, deadline: float) -> dict[str, Any]:
+    """Compute a form in a process of its own. Return its row."""
+    begun = time.monotonic()
+    name = "".join(c if c.isalnum() else "-" for c in form.name)
+    words = [sys.executable, "-m", "bench", "smoke", result, "--device", args.device, "--form", form.name]
+    words += ["--threads", args.threads, *(("--target", args.target) if args.target else ())]
+    environment = processes.environment(REFERENCE if form.unpatched else None) | form.environment()
+    log, seconds = (args.logs or result.parent) / f"smoke-{name}.txt", max(5.0, deadline - begun)
+    ended = processes.run(words, log, min(args.longest, seconds), environment)
+    fault = ended.fault or ("" if result.is_file() else "no result")
+    return {**asdict(form), "fault": fault, "seconds": round(time.monotonic() - begun, 1)}
 
-    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
-        self.args, self.folder = args, folder
-        self.deadline = time.monotonic() + args.seconds
-        self.logs: Path = args.logs or folder
 
-    def run(self) -> list[dict[str, Any]]:
-        """Return a row for every form, and print each when it is done."""
-        from bench.compare.cells import environment
-
-        self._environment = environment
-        forms = [form for form in FORMS if not form.unpatched or (REFERENCE / "libllama.so").is_file()]
-        if self.args.forms:
-            forms = [form for form in forms if form.on_cpu or any(t in form.name for t in self.args.forms)]
-        with ThreadPoolExecutor(self.args.at_once) as pool:
-            first = pool.submit(self.form, forms[0])
-            rows = list(pool.map(self.form, forms[1:]))
-        rows.insert(0, first.result())
-        self._compare(rows)
-        for row in rows:
-            print(line(row), flush=True)
-        return rows
-
-    def form(self, form: Form) -> dict[str, Any]:
-        """Compute a form in a process of its own. Return its result."""
-        begun = time.monotonic()
-        seconds = min(self.args.longest, max(5.0, self.deadline - begun))
-        reference = REFERENCE if form.unpatched else None
-        name = "".join(c if c.isalnum() else "-" for c in form.name)
-        words = [
-            sys.executable,
-            "-m",
-            "bench.gpu_suite.smoke",
-            self._path(form),
-            "--device",
-            self.args.device,
-            *(("--target", self.args.target) if self.args.target else ()),
-        ]
-        ended = watched.run(
-            [*words, "--form", form.name, "--threads", self.args.threads], self.logs / f"smoke-{name}.txt",
-            seconds, cwd=ROOT, environment={**self._environment(reference), **form.environment()},
-        )  # fmt: skip
-        return {**asdict(form), "fault": ended.fault, "seconds": round(time.monotonic() - begun, 1)}
-
-    def _path(self, form: Form) -> Path:
-        return self.folder / f"{FORMS.index(form)}.npy"
-
-    def _compare(self, rows: list[dict[str, Any]]) -> None:
-        """Note how far each form is from the CPU's logits, and if it equals the unpatched library's to the
-        bit."""
-        arrays = {form.name: np.load(self._path(form)) for form in FORMS if self._path(form).is_file()}
-        wanted, device = arrays.get("plain, on the CPU"), arrays.get("llama.cpp, on the device")
-        for row in rows:
-            found = arrays.get(row["name"])
-            if found is None or row["fault"]:
-                row["fault"] = row["fault"] or "no result"
-                continue
-            if wanted is not None:
-                row["error"] = error(found, wanted)
-                row["other_tokens"] = int((found.argmax(1) != wanted.argmax(1)).sum())
-            if device is not None and not row["on_cpu"]:
-                row["unequal_rows"] = int((found != device).any(1).sum())
+def rows_of(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Return a row for every form, some computed at the same time: how far it is from the CPU's logits, and
+    if it equals the unpatched library's to the bit."""
+    deadline = time.monotonic() + args.seconds
+    forms = [form for form in FORMS if not form.unpatched or (REFERENCE / "libllama.so").is_file()]
+    if args.forms:
+        forms = [form for form in forms if form.on_cpu or any(t in form.name for t in args.forms)]
+    paths = {form.name: folder / f"{at}.npy" for at, form in enumerate(forms)}
+    with ThreadPoolExecutor(args.at_once) as pool:
+        rows = list(pool.map(lambda form: compute_form(form, args, paths[form.name], deadline), forms))
+    arrays = {row["name"]: np.load(paths[row["name"]]) for row in rows if not row["fault"]}
+    wanted, device = arrays.get("plain, on the CPU"), arrays.get("llama.cpp, on the device")
+    for row in rows:
+        found = arrays.get(row["name"])
+        if found is not None and wanted is not None:
+            row["error"] = error(found, wanted)
+            row["other_tokens"] = int((found.argmax(1) != wanted.argmax(1)).sum())
+        if found is not None and device is not None and not row["on_cpu"]:
+            row["unequal_rows"] = int((found != device).any(1).sum())
+    return rows
 
 
 def line(row: dict[str, Any]) -> str:
     """Return a row as text."""
-    if row["fault"] or "error" not in row:
-        return f"{row['name']:<40} {row['fault']}"
+    if "error" not in row:
+        return f"{row['name']:<40} {row['fault'] or 'nothing to compare with'}"
     verdict = "" if row["error"] <= BOUND else "  TOO FAR OFF"
     equal = f", {row['unequal_rows']} rows not llama.cpp's bits" if "unequal_rows" in row else ""
     return (
@@ -253,21 +208,22 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("result", type=Path)
+    add("result", type=Path, metavar="RESULT.json")
     add("--target", type=Path, help="another model than the bundled one")
     add("--device", default="CUDA0")
     add("--seconds", type=float, default=90)
-    add("--longest", type=float, default=LONGEST_S, help="seconds of one form")
+    add("--longest", type=float, default=40, help="seconds of one form, because a device may wait for ever")
     add("--logs", type=Path, help="where each form's output goes")
     add("--at-once", type=int, default=1, help="forms that run at the same time")
     add("--threads", type=int, default=0, help="of one form; 0: one per core")
     add("--forms", nargs="+", metavar="TEXT", help="only forms whose names contain one of these")
     add("--form", help=argparse.SUPPRESS)  # for the processes that this one starts
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code."""
     if args.form:
         (form,) = (form for form in FORMS if form.name == args.form)
         if form.unpatched:
@@ -276,10 +232,7 @@ def main() -> int:
             np.save(args.result, compute(form, args.device, args.threads, args.target))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        rows = Smoke(args, Path(folder)).run()
+        rows = rows_of(args, Path(folder))
+    print("\n".join(map(line, rows)), flush=True)
     args.result.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if all(not row["fault"] and row["error"] <= BOUND for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return int(any(row["fault"] or not row.get("error", BOUND + 1) <= BOUND for row in rows))

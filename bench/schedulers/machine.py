@@ -4,7 +4,7 @@
 CPU, 112 µs over PCIe 4, 3 µs on the GPU; 3.9 ms dense, which includes llama.cpp's own work on the host; CPU
 and link together 65 GB/s of DRAM, of which the link keeps 21.6). The other machines are assumptions: data
 sheets, and the same shares of them as on the first machine. The fixed times of a layer and of a step were
-measured: the hand-off on an H100, the others with narrow models on a Zen 4 (`bench.step_host`).
+measured: the hand-off on an H100, the others with narrow models on a Zen 4 (results/step-host-zen4.txt).
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from bench import __main__ as runner
 from bench import cards
+from bench.page import table
 from spac.bench import main
 
 
 def test_the_page_has_the_files_table() -> None:
-    assert cards.main(["--check"]) == 0
+    assert runner.main(["cards", "--check"]) == 0
     found = cards.cards()
     assert found
     assert all(len(cards.row(each)) == len(cards.HEAD) for each in found)
@@ -28,7 +30,9 @@ def test_a_file_that_was_sent_in_gives_a_row(tmp_path: Path, device: str) -> Non
     assert cells["model"].startswith("qwen3moe, 32 experts, 0.0 GB, Q8_0")
     assert f"{card['ratio']['median']:.2f}" in cells["ratio"]
     assert cells["card"] == "no GPU"
-    text = cards.page_with(f"before\n{cards.BEGIN}\nold\n{cards.END}\nafter\n", cards.table([card]))
+    text = cards.page_with(
+        f"before\n{cards.BEGIN}\nold\n{cards.END}\nafter\n", table(cards.HEAD, [cards.row(card)])
+    )
     assert text.startswith("before\n")
     assert text.endswith(f"{cards.END}\nafter\n")
     assert "old" not in text

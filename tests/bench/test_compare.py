@@ -12,24 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.__main__ import main
 from bench.compare import comparison
-from bench.compare.__main__ import arguments as parser
-from bench.compare.__main__ import main, not_run
-from bench.compare.breakdown import breakdown_of, cpu_rate
-from bench.compare.cells import (
-    Cell,
-    Engine,
-    engines,
-    grid,
-    layer_bytes,
-    layers_on_cpu,
-    run_cell,
-)
-from bench.compare.job import Job, Result, Run
-from bench.compare.likelihood import apart, perplexity, surprises
-from bench.compare.page import breakdowns, table, verdict
-from bench.compare.roofline import Bandwidths, Weights, ideal_step_s
-from bench.compare.rows import Demand, ideal_speed, row_of
+from bench.compare.cells import Cell, grid, layer_bytes, layers_on_cpu, run_cell
+from bench.compare.job import Job, Result, Run, surprises
+from bench.compare.likeness import apart, judged, perplexity
+from bench.compare.rivals import Engine, engines
+from bench.compare.tables import figures, groups, not_run, row_of, verdict
+from tests.bench.comparisons import comparison_of
 from tools.models import exchange_experts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def compare(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "LLAMA_CPP_LIB_PATH"}
     return subprocess.run(
-        [sys.executable, "-m", "bench.compare", str(out), *arguments],
+        [sys.executable, "-m", "bench", "compare", str(out), *arguments],
         cwd=ROOT, capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
 
@@ -51,21 +41,16 @@ def test_side_by_side_on_the_simulated(twin: tuple[Path, Path], reference_lib: P
     ]  # fmt: skip
     done = compare(tmp_path, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "compare.json").read_text())
+    facts = json.loads((tmp_path / "compare.json").read_text())
+    found = facts["figures"]
+    assert facts["command"].startswith("python -m bench compare ")
+    assert str(tmp_path) not in (tmp_path / "compare.md").read_text()
     assert found["not_run"] == []
     rows = {row["engine"]: row for row in found["rows"]}
     assert set(rows) == {
         "spac moe-spac, draft", "llama.cpp, experts on CPU, draft", "llama.cpp --n-cpu-moe",
         "llama.cpp --n-cpu-moe, draft", "llama.cpp --n-cpu-moe, draft of 3",
     }  # fmt: skip
-    parts = rows["spac moe-spac, draft"]["breakdown"]
-    shares = ("draft", "dense", "queue", "waits", "experts", "scheduler", "rest")
-    assert sum(parts[name] for name in shares) == pytest.approx(parts["step"], rel=0.1)
-    assert min(parts[name] for name in shares) >= 0 < min(parts["waits"], parts["experts"], parts["queue"])
-    assert min(parts["counts"][name] for name in ("uploads", "waits", "link", "resident")) > 0
-    theirs = rows["llama.cpp --n-cpu-moe, draft"]["breakdown"]
-    assert theirs["draft"] + theirs["dense"] + theirs["rest"] == pytest.approx(theirs["step"])
-    assert theirs["experts"] is None
     assert rows["spac moe-spac, draft"]["bound"] > 0
     for row in rows.values():
         assert row["same_text"], row
@@ -96,8 +81,9 @@ def test_bad_input_is_one_line(
     for arguments, message in (
         (["--target", str(tmp_path / "none.gguf")], "none.gguf"),
         (["--target", demo, "--device", "simulated"], "give --text FILE"),
+        (["--target", demo, "--threads", "0"], "--threads: at least 1"),
     ):
-        assert main([str(tmp_path), *arguments, "--reference", str(reference_lib)]) == 2
+        assert main(["compare", str(tmp_path), *arguments, "--reference", str(reference_lib)]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert len(error.strip().splitlines()) == 1
@@ -120,12 +106,9 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
         return Result(runs=[asdict(run_of({}))], peak_vram=vram)
 
     monkeypatch.setattr(comparison, "run_cell", run_cell)
-    monkeypatch.setattr(comparison.Comparison, "bandwidths", lambda self: None)
     monkeypatch.setattr(comparison.Comparison, "likelihoods", lambda self: {})
-    arguments = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "CUDA0"]
-    arguments += ["--budgets", "50%", "--contexts", "64", "--schedulers", "lru", "--reference", str(tmp_path)]
-    arguments += ["--peer", "peer=run {target} --port {port} --n-cpu-moe {n_cpu_moe}"]
-    found = comparison.Comparison(parser().parse_args(arguments))
+    peer = "--peer", "peer=run {target} --port {port} --n-cpu-moe {n_cpu_moe}"
+    found = comparison_of(twin, tmp_path, *peer, device="CUDA0")
     found.sizes = sizes
     found.run()
     assert found.not_run == []
@@ -140,7 +123,7 @@ def test_llama_cpp_gets_the_vram_that_spac_took(
     assert found.n_cpu_moe["peer-50%-64"] == 2
     assert all(vram <= limit + comparison.VRAM_NOISE for key, n, vram in seen if n == tuned.get(key))
     # With less memory left, the first try exceeds the limit, and the next one does not.
-    again = comparison.Comparison(parser().parse_args(arguments))
+    again = comparison_of(twin, tmp_path, *peer, device="CUDA0")
     again.sizes = [int(4.45 * 2**30)] * 4
     sizes[:] = again.sizes
     again.run()
@@ -163,16 +146,11 @@ def test_what_hangs_is_tried_last_and_what_lacks_time_again(
         return result
 
     monkeypatch.setattr(comparison, "run_cell", run_cell)
-    monkeypatch.setattr(comparison.Comparison, "bandwidths", lambda self: None)
     monkeypatch.setattr(comparison.Comparison, "likelihoods", lambda self: {})
 
     def run(*contexts: str, seconds: float = 540) -> list[str]:
         seen.clear()
-        base = [str(tmp_path), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "simulated"]
-        base += ["--reference", str(tmp_path), "--budgets", "50%", "--schedulers", "lru"]
-        found = comparison.Comparison(
-            parser().parse_args([*base, "--seconds", str(seconds), "--contexts", *contexts])
-        )
+        found = comparison_of(twin, tmp_path, "--seconds", str(seconds), "--contexts", *contexts)
         found.run()
         return found.not_run
 
@@ -198,42 +176,12 @@ def test_layer_bytes_are_the_experts(twin: tuple[Path, Path]) -> None:
     assert layer_bytes(twin[1]) == [0, 0]
 
 
-def test_every_cell_is_there_once() -> None:
-    rows = engines(["lru", "moe-spac"], [Engine("a server", "peer", False, command="run {target}")])
-    cells = list(grid(rows, ["10%", "50%"], [512, 4096]))
-    assert len({cell.key for cell in cells}) == len(cells)
-    by_budget = sum(row.by_budget for row in rows)
-    assert len(cells) == 2 * (2 * by_budget + len(rows) - by_budget)
-    assert {cell.engine.name for cell in cells} == {row.name for row in rows}
-
-
-def test_bandwidths_that_hang_cost_no_cell(
-    twin: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hang(command: list[str], **options: float) -> None:
-        raise subprocess.TimeoutExpired(command, options["timeout"])
-
-    base = [str(tmp_path), "--target", str(twin[0]), "--reference", str(tmp_path)]
-    found = comparison.Comparison(parser().parse_args(base))
-    monkeypatch.setattr(subprocess, "run", hang)
-    assert found.bandwidths() is None
-    assert found.bandwidths() is None
-    assert found.not_run == ["bandwidths: not done within 60 s"]
-
-
-def test_the_ideal_is_bound_by_the_slower_side() -> None:
-    widths = Bandwidths(dram=10.0, link=None, device=100.0)
-    target, draft = Weights(dense=100, expert=5.0), Weights(dense=50, expert=0.0)
-    assert ideal_step_s(widths, target, resident=20, missing=1, draft=None, drafted=0) == pytest.approx(2.0)
-    assert ideal_step_s(widths, target, resident=0, missing=8, draft=draft, drafted=4) == pytest.approx(4 + 2)
-
-
-def run_of(figures: dict[str, float], steps: int = 2, tokens: int = 6) -> Run:
-    return Run(8, 0.5, 0.6, 1.5, list(range(tokens)), steps, drafted=8, accepted=4, figures=figures)
+def run_of(counts: dict[str, float], steps: int = 2, tokens: int = 6) -> Run:
+    return Run(8, 0.5, 0.6, 1.5, list(range(tokens)), steps, drafted=8, accepted=4, figures=counts)
 
 
 def grid_cell() -> Cell:
-    return Cell(Engine("spac lru, draft", "spac", True, scheduler="lru"), "17%", 64)
+    return Cell(Engine("spac lru, draft", "spac", speculates=True, scheduler="lru"), "17%", 64)
 
 
 def test_the_page_shows_warm_medians() -> None:
@@ -243,50 +191,20 @@ def test_the_page_shows_warm_medians() -> None:
         runs=[asdict(run) for run in runs], peak_ram=2_000_000_000, bound=0.4, host_memory="pinned mapping",
         pinned_bytes=1_500_000_000, follow_ups_s=[0.9, 0.05, 0.07],
     )  # fmt: skip
-    demand = Demand.of(result.each)
-    assert demand == Demand(distinct=20, resident=5)
-    widths = Bandwidths(dram=1.0, link=None, device=1e9)
-    ideal = ideal_speed(result.each, demand, demand.resident, widths, Weights(0, 0.1), None)
-    assert ideal == pytest.approx(3 / 1.5)
-    cell = grid_cell()
-    row = row_of(cell, result, None, ideal, [run.tokens for run in runs])
-    assert (row.decode, row.decode_cold, row.tokens_per_step) == (pytest.approx(4), pytest.approx(2), 3)
-    assert (row.acceptance, row.wait_ms, row.same_text) == (0.5, pytest.approx(2), True)
-    text = table([row])
-    assert "### 17% of the experts, prompts of 64 tokens" in text
-    times = "4.0 | 4.0–4.0 | 2.0 | 16 | 600 ms | 600 ms | 70 ms"
-    figures = f"{times} | 50% | 3.00 | 50% | - | 40% | 2.00 ms | - | 2.00 GB"
-    assert f"| spac lru, draft | {figures} | pinned mapping, 1.50 GB pinned | 2 | 200% | same" in text
-    other = row_of(cell, result, None, ideal, [[0]])
-    assert "differs" in table([other])
+    row = row_of(grid_cell(), result, None, same_text=True)
+    assert (row["decode"], row["decode_cold"], row["tokens_per_step"]) == (
+        pytest.approx(4),
+        pytest.approx(2),
+        3,
+    )
+    assert (row["acceptance"], row["wait_s"]) == (0.5, pytest.approx(0.002))
+    assert [title for title, _ in groups([row])] == ["17% of the experts, prompts of 64 tokens"]
+    speeds = "4.0 (4.0–4.0) | 2.0 | 16 | 600 ms | 600 ms | 70 ms"
+    more = "50% | 3.00 | 50% | - | 40% | 2.00 | - | 2.00 GB | pinned mapping, 1.50 GB pinned | same"
+    assert f"| spac lru, draft | {speeds} | {more} |" in figures([row])
+    other = row_of(grid_cell(), result, None, same_text=False)
+    assert "differs" in figures([other])
     assert verdict([row, other])[-1] == "Texts other than the first engine's: spac lru, draft at 17%, 64."
-
-
-def test_a_breakdown_adds_up() -> None:
-    """Each step takes 100 ms: 20 to draft 4 tokens, 10 of waits, 40 for 8 missing experts, 5 to queue, 15
-    dense."""
-    figures = {
-        "draft_s": 0.2, "verify_s": 0.7, "host_wait_s": 0.1, "host_compute_s": 0.4, "queue_s": 0.05,
-        "scheduler_s": 0.03, "distinct": 200, "distinct_hit": 120, "uploads": 30, "upload_s": 0.5,
-        "bytes_moved": {"uploads": 9e6, "downloads": 5e5, "joins": 5e5}, "host_waits": 480,
-    }  # fmt: skip
-    run = Run(8, 0.5, 0.6, 1.0, list(range(30)), 10, drafted=40, accepted=20, figures=figures)
-    parts = breakdown_of([run])
-    assert parts is not None
-    times = (parts.step, parts.draft, parts.waits, parts.experts, parts.queue, parts.dense, parts.scheduler)
-    assert times == pytest.approx((100, 20, 10, 40, 5, 15, 3))
-    assert parts.rest == pytest.approx(7)
-    assert parts.counts["copying"] == pytest.approx(0.5)
-    assert parts.counts["link"] == pytest.approx(1e7)
-    target = Weights(0, 2500.0)
-    assert cpu_rate(parts, target) == pytest.approx(5e5)  # 8 experts of 2500 bytes are read in 40 ms
-    assert breakdown_of([run_of({})]) is None
-    runs = [replace(run, decode_s=seconds) for seconds in (9.0, 1.0, 3.0)]
-    result = Result(runs=[asdict(each) for each in runs])
-    row = row_of(grid_cell(), result, None, None, None)
-    assert row.decode == pytest.approx(20)  # the median of 30 and 10; the cold run does not count
-    assert row.decode_range == pytest.approx((10, 30))
-    assert "| spac lru, draft | 200.00 |" in breakdowns([row], None, target)
 
 
 def test_what_was_not_run_is_a_line_per_reason() -> None:
@@ -298,37 +216,19 @@ def test_what_was_not_run_is_a_line_per_reason() -> None:
 def test_a_wrong_expert_is_seen(twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path) -> None:
     """Two experts of every layer are exchanged. The perplexity hardly changes, but a token's likelihood
     does."""
-    args = parser().parse_args(
-        [str(tmp_path), "--target", str(twin[0]), "--device", "simulated", "--reference", str(reference_lib),
-         "--budgets", "50%", "--threads", "1", "--contexts", "64", "--texts", "1"]
-    )  # fmt: skip
-    subject = comparison.Comparison(args)
-    assert subject.likeness()[1] == []
+    words = "--reference", str(reference_lib), "--threads", "1", "--texts", "1"
+    subject = comparison_of(twin, tmp_path, *words, draft=False)
+    assert judged(subject.likelihoods())[1] == []
     values = subject.likelihoods()
     assert apart(values["spac"], values["llama.cpp"]) == 0
     ours = subject.cells / "likelihoods-spac.json"
     altered = exchange_experts(twin[0], tmp_path / "exchanged.gguf")
     job = replace(Job.read(ours.with_suffix(".job.json")), target=str(altered))
     assert run_cell(job, subject.cells, "likelihoods-spac", None, 60).surprises
-    lines, wrong = subject.likeness()
+    lines, wrong = judged(subject.likelihoods())
     assert len(wrong) == 1
     assert "nats a token off" in wrong[0]
     assert len(lines) == 4
-
-
-def test_a_wrong_text_is_seen(tmp_path: Path) -> None:
-    """The bundled target is compared with a copy in which two experts of every layer are exchanged."""
-    demo = ROOT / "python" / "spac" / "demo" / "target.gguf"
-    job = Job(
-        kind="spac", target=str(demo), prompts=[[5, 6, 7, 8]], n_predict=12, ctx=64, threads=1,
-        device="simulated", slots="20%", scheduler="lru",
-    )  # fmt: skip
-    altered = exchange_experts(demo, tmp_path / "exchanged.gguf")
-    texts = [
-        run_cell(replace(job, target=str(path)), tmp_path, f"cell-{i}", None, 60).each[0].tokens
-        for i, path in enumerate((demo, demo, altered))
-    ]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_surprise_is_the_negative_log_likelihood() -> None:
@@ -346,6 +246,7 @@ def test_surprise_is_the_negative_log_likelihood() -> None:
 def test_what_decides_comes_first() -> None:
     """The first cells have 17 % and the short context. A tuned engine follows those that it is tuned to."""
     cells = list(grid(engines(["logistic", "moe-spac", "lru"]), ["17%", "50%"], [512, 4096]))
+    assert len({cell.key for cell in cells}) == len(cells)
     names = [cell.engine.name for cell in cells[:7]]
     assert names == [
         "spac logistic, draft", "llama.cpp, experts on CPU, draft", "llama.cpp --n-cpu-moe, draft",

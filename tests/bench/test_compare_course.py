@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bench.compare import comparison
-from bench.compare.__main__ import arguments as parser
-from bench.compare.cells import OUT_OF_TIME, Cell, run_cell
+from bench.compare.cells import Cell
+from bench.compare.comparison import OUT_OF_TIME
 from bench.compare.job import Job, Result, Run
-from bench.compare.ours import config_of
-from bench.compare.page import repeats
-from bench.compare.rows import rows_of
-from bench.compare.threads import Threads
-from bench.compare.worker import use_threads
-from spac.engine import Engine
-from spac.model.pair import ModelPair
+from bench.compare.tables import repeats, rows_of, threads_of
+from tests.bench.comparisons import comparison_of
 
 PAIR = ["spac_lru__draft-50%-64", "llama.cpp_--n-cpu-moe__draft-50%-64"]
-
-
-def comparison_of(twin: tuple[Path, Path], out: Path, *more: str) -> comparison.Comparison:
-    base = [str(out), "--target", str(twin[0]), "--draft", str(twin[1]), "--device", "simulated"]
-    base += ["--budgets", "50%", "--contexts", "64", "--schedulers", "lru", "--reference", str(out)]
-    return comparison.Comparison(parser().parse_args([*base, *more]))
 
 
 class Played:
@@ -34,20 +22,22 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: dict[str, Job] = {}
-        self.speeds = {"spac": {"3": 5.0, "2": 7.0, "1": 6.0}, "llama.cpp": {"3": 9.0, "2": 8.0, "1": 4.0}}
+        self.speeds = {"spac": {3: 5.0, 2: 7.0, 1: 6.0}, "llama.cpp": {3: 9.0, 2: 8.0, 1: 4.0}}
         monkeypatch.setattr(comparison, "run_cell", self.run_cell)
-        monkeypatch.setattr("bench.compare.threads.run_cell", self.run_cell)
-        monkeypatch.setattr(comparison.Comparison, "bandwidths", lambda self: None)
         monkeypatch.setattr(comparison.Comparison, "likelihoods", lambda self: {})
 
     def run_cell(self, job: Job, work: Path, key: str, reference: Path | None, _seconds: float) -> Result:
         self.jobs[key] = job
         job.write(work / f"{key}.job.json")
-        speeds = self.speeds["spac" if reference is None else "llama.cpp"]
-        warm_s = 2.0 if key.endswith("-again") else 1.0
-        runs = [asdict(Run(8, 0.5, 0.6, seconds, [1, 2, 3, 4], 2)) for seconds in (9.0, warm_s, warm_s)]
-        sweep = Result(speeds=speeds, error="" if speeds else "failed: badly")
-        result = sweep if job.kind == "threads" else Result(runs=runs)
+        speed = 2.0 if key.endswith("-again") else 4.0
+        if key.startswith("threads"):
+            speed = self.speeds["spac" if reference is None else "llama.cpp"].get(job.threads)
+        runs = (
+            [asdict(Run(8, 0.5, 0.6, s, [1, 2, 3, 4], 2)) for s in (9.0, 4 / speed, 4 / speed)]
+            if speed
+            else []
+        )
+        result = Result(runs=runs, error="" if speed else "failed: badly")
         result.write(work / f"{key}.json")
         return result
 
@@ -63,21 +53,21 @@ def test_each_side_gets_its_best_number_of_threads(
     subject = comparison_of(twin, tmp_path, "--threads", "3", "2", "1")
     subject.run()
     assert subject.not_run == []
-    sweep = played.jobs["threads-spac"]
-    assert (len(sweep.prompts), sweep.n_predict, sweep.draft, sweep.ctx) == (1, 32, None, 160)
-    assert sweep.thread_counts == [3, 2, 1]
-    assert played.jobs["threads-llama.cpp"].n_cpu_moe == played.jobs[PAIR[1]].n_cpu_moe == 3
+    sweep = played.jobs["threads-spac-2"]
+    assert (len(sweep.prompts), sweep.n_predict, sweep.draft, sweep.ctx) == (4, 32, None, 160)
+    assert len(set(map(tuple, sweep.prompts))) == 1
+    assert played.jobs["threads-llama.cpp-1"].n_cpu_moe == played.jobs[PAIR[1]].n_cpu_moe == 3
     for key, job in played.jobs.items():
-        if job.kind != "threads":
+        if not key.startswith("threads"):
             assert job.threads == (2 if job.kind == "spac" else 3), key
-    assert "spac 2 (3: 5.0, 2: 7.0, 1: 6.0 tokens/s); llama.cpp 3" in subject.threads.text
-    # A later call knows the chosen numbers. Other numbers are tried anew, and a single number is not tried.
-    for numbers, chosen in ((["3", "2", "1"], 2), (["2", "1"], 2), (["4"], 4)):
+    assert "spac 2 (3: 5.0, 2: 7.0, 1: 6.0 tokens/s); llama.cpp 3" in threads_of(subject)
+    # A later call knows the speeds. A single number is not tried.
+    for numbers, chosen in ((["3", "2", "1"], 2), (["3", "1"], 1), (["4"], 4)):
         played.jobs.clear()
         later = comparison_of(twin, tmp_path, "--threads", *numbers)
         later.run()
-        assert ("threads-spac" in played.jobs) == (numbers == ["2", "1"])
-        assert later.threads.of("spac") == chosen
+        assert not [key for key in played.jobs if key.startswith("threads")]
+        assert later.threads("spac") == chosen
 
 
 @pytest.mark.parametrize(("device", "threads"), [("CUDA0", 6), ("simulated", 8), ("cpu", 8)])
@@ -87,60 +77,20 @@ def test_without_a_number_both_sides_have_spacs_own(
     monkeypatch.setattr("bench.compare.comparison.physical_cores", lambda: 8)
     subject = comparison_of(twin, tmp_path, "--device", device)
     assert subject.args.threads == [threads]
-    assert [subject.threads.of(side) for side in ("spac", "llama.cpp", "peer a server")] == [threads] * 3
+    assert [subject.threads(side) for side in ("spac", "llama.cpp", "peer a server")] == [threads] * 3
 
 
 def test_a_sweep_that_fails_is_named(twin: tuple[Path, Path], tmp_path: Path, played: Played) -> None:
-    played.speeds["spac"] = {}
+    played.speeds["spac"] = {2: 1.0}
     subject = comparison_of(twin, tmp_path, "--threads", "3", "2", "--only", "spac lru, draft")
     subject.run()
-    assert subject.not_run == ["threads-spac: failed: badly"]
-    assert played.jobs[PAIR[0]].threads == 3
-    assert "threads-llama.cpp" not in played.jobs  # none of its rows is requested
+    assert subject.not_run == ["threads-spac-3: failed: badly"]
+    assert played.jobs[PAIR[0]].threads == 2
+    assert "threads-llama.cpp-3" not in played.jobs  # none of its rows is requested
     late = comparison_of(twin, tmp_path / "late", "--threads", "3", "2", "--seconds", "5")
     late.run()
-    assert f"threads-spac: {OUT_OF_TIME}" in late.not_run
-    assert not (tmp_path / "late" / "cells" / "threads.json").exists()
-
-
-@pytest.mark.parametrize("side", ["spac", "llama.cpp"])
-def test_a_sweep_tries_all_numbers(
-    side: str, twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path
-) -> None:
-    job = Job(
-        kind="threads", target=str(twin[0]), prompts=[list(range(20))], n_predict=3, ctx=64, threads=2,
-        device="simulated", slots="25%", thread_counts=[2, 1],
-    )  # fmt: skip
-    if side != "spac":
-        job = replace(job, device="cpu", n_cpu_moe=2)
-    result = run_cell(job, tmp_path, side, None if side == "spac" else reference_lib, 60)
-    assert result.error == ""
-    assert set(result.speeds) == {"1", "2"}
-    assert min(result.speeds.values()) > 0
-
-
-def test_spac_changes_threads_in_place(twin: tuple[Path, Path]) -> None:
-    """The second thread adds one thread to the process."""
-    job = Job("spac", str(twin[0]), [], 4, 256, 1, "simulated", slots="25%")
-    config = config_of(job)
-    pair, found = ModelPair(config, None), []
-    with Engine(config, pair=pair) as engine:
-        for n in (1, 2):
-            use_threads(pair, n)
-            for _ in engine.generate([5, 6, 7, 8], 4):
-                pass
-            found.append(len(os.listdir("/proc/self/task")))
-    assert found[1] == found[0] + 1
-
-
-def test_threads_are_chosen_by_speed() -> None:
-    threads = Threads([8, 4, 2])
-    assert (threads.of("spac"), threads.text) == (8, "8, not tuned")
-    threads.choose("spac", {"8": 1.0, "4": 3.0, "2": 3.0})
-    assert (threads.of("spac"), threads.of("llama.cpp")) == (2, 8)
-    threads.choose("llama.cpp", {"8": 1.0, "4": 2.0})
-    assert (threads.of("llama.cpp"), threads.of("peer a server")) == (4, 8)
-    assert Threads([6]).text == "6"
+    assert f"threads-spac-3: {OUT_OF_TIME}" in late.not_run
+    assert late.threads("spac") == 3
 
 
 def test_tuned_rows_wait_for_what_they_are_tuned_to(
@@ -175,8 +125,8 @@ def test_the_first_pair_is_run_again_at_the_end(
     subject.run()
     assert list(played.jobs)[-2:] == [f"{key}-again" for key in PAIR]
     assert played.jobs[f"{PAIR[0]}-again"] == played.jobs[PAIR[0]]
-    rows = rows_of(subject, None)
-    assert {row.engine: row.repeated for row in rows if row.repeated} == {
+    rows = rows_of(subject)
+    assert {row["engine"]: row["repeated"] for row in rows if row["repeated"]} == {
         "spac lru, draft": 2.0, "llama.cpp --n-cpu-moe, draft": 2.0
     }  # fmt: skip
     halved = "4.0 → 2.0 tokens/s (-50.0%)"

@@ -7,19 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.compare import comparison
-from bench.compare.__main__ import arguments as parser
-from bench.compare.cells import ROOT, environment, run_cell
-from bench.compare.job import Job, Run, warm
-from bench.compare.ours import paging_of
+from bench.compare.cells import run_cell
+from bench.compare.job import Job, Result, Run
+from bench.compare.ours import config_of
+from bench.processes import ROOT, environment
 from spac import env
 from spac.errors import InputError
+from tests.bench.comparisons import comparison_of
 
 # Disposable threads begin and end within one decode, so a look at /proc would miss them. Instead, a function
 # that stands before the C library's counts every creation.
@@ -36,11 +36,10 @@ int pthread_create(pthread_t * thread, const pthread_attr_t * how, void * (*what
 """
 DECODES = """
 import ctypes, json, sys
-from bench.compare import stock
-from bench.compare.job import Job, Run, warm
-from bench.compare.stock import ThreadPool
+from bench.compare import theirs
+from bench.unpatched import Model, ThreadPool, start
 created = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "threads_created")
-stock.start()
+start()
 found = {}
 for way in ("disposable", "attached"):
     if way == "disposable":
@@ -48,11 +47,10 @@ for way in ("disposable", "attached"):
     else:
         ThreadPool.attach = attach
     # Of more threads than cores, some would wait for their turn in every barrier.
-    job = Job("llama.cpp", sys.argv[2], [list(range(40))], 8, 256, 2, "cpu", sys.argv[3], 3)
-    pool = ThreadPool(job.threads)
-    target, draft = stock.Decoder(job.target, job, pool, 4), stock.Decoder(job.draft, job, pool)
+    pool = ThreadPool(2)
+    target, draft = Model(sys.argv[2], pool, ctx=256, n_cpu_moe=4), Model(sys.argv[3], pool, ctx=256)
     before = created.value
-    run = stock.generate(target, draft, job.prompts[0], job.n_predict, job.draft_length)
+    run = theirs.generate(target, draft, list(range(40)), 8, 3)
     found[way] = {"created": created.value - before, "steps": run.steps, "tokens": run.tokens}
     draft.close(), target.close(), pool.close()
 print(json.dumps(found))
@@ -95,9 +93,12 @@ def spac_job(target: Path, **values: Any) -> Job:
 def test_nothing_is_paged_beside_a_gpu() -> None:
     """Beside a GPU, weights are paged only if the job asks for it."""
     demo = Path("target.gguf")
-    assert paging_of(spac_job(demo, device="CUDA0")) == "off"
-    assert paging_of(spac_job(demo, device="CUDA0", paging="on")) == "on"
-    assert [paging_of(spac_job(demo, device=name)) for name in ("simulated", "cpu")] == ["auto", "auto"]
+    assert config_of(spac_job(demo, device="CUDA0")).paging == "off"
+    assert config_of(spac_job(demo, device="CUDA0", paging="on")).paging == "on"
+    assert [config_of(spac_job(demo, device=name)).paging for name in ("simulated", "cpu")] == [
+        "auto",
+        "auto",
+    ]
 
 
 def test_a_result_says_how_weights_lay(twin: tuple[Path, Path], tmp_path: Path) -> None:
@@ -109,28 +110,9 @@ def test_a_result_says_how_weights_lay(twin: tuple[Path, Path], tmp_path: Path) 
     assert found["off"].threads == 1
 
 
-def comparison_of(
-    twin: tuple[Path, Path], out: Path, *more: str, device: str = "simulated"
-) -> comparison.Comparison:
-    base = [
-        str(out),
-        "--target",
-        str(twin[0]),
-        "--draft",
-        str(twin[1]),
-        "--device",
-        device,
-        "--budgets",
-        "50%",
-    ]
-    base += ["--contexts", "64", "--schedulers", "lru", "--reference", str(out)]
-    return comparison.Comparison(parser().parse_args([*base, *more]))
-
-
 def test_the_first_prompt_is_in_no_figure(twin: tuple[Path, Path], tmp_path: Path) -> None:
     runs = [Run(8, 0.5, 0.6, seconds, [1, 2], 2) for seconds in (9.0, 1.0)]
-    assert [run.decode_s for run in warm(runs)] == [1.0]
-    assert warm(runs[:1]) == []
+    assert [run.decode_s for run in Result(runs=[asdict(run) for run in runs]).warm] == [1.0]
     with pytest.raises(InputError, match="--texts 1"):
         comparison_of(twin, tmp_path, "--texts", "1").run()
 
@@ -160,11 +142,25 @@ def test_llama_cpp_without_pinned_buffers_is_a_row_beside_a_gpu(
     assert names.index("llama.cpp --n-cpu-moe") < names.index(mine[0].name)
 
 
-def test_llama_cpp_loads_without_pinned_buffers(
-    twin: tuple[Path, Path], reference_lib: Path, tmp_path: Path
-) -> None:
-    """Without a GPU the text is the same, because weights are repacked in either case."""
-    job = spac_job(twin[0], kind="llama.cpp", device="cpu", n_cpu_moe=4)
-    jobs = {"pinned": job, "no-host": replace(job, no_host=True)}
-    texts = [run_cell(each, tmp_path, key, reference_lib, 60).each[0].tokens for key, each in jobs.items()]
-    assert texts[0] == texts[1] != []
+LOADS = """
+import json, sys
+from bench import unpatched
+unpatched.start()
+load, found = unpatched.api.llama_model_load_from_file, []
+def watched(path, params):
+    found.append(bool(params.no_host))
+    return load(path, params)
+unpatched.api.llama_model_load_from_file = watched
+for no_host in (False, True):
+    unpatched.Model(sys.argv[1], unpatched.ThreadPool(1), ctx=64, n_cpu_moe=4, no_host=no_host).close()
+print(json.dumps(found))
+"""
+
+
+def test_llama_cpp_loads_without_pinned_buffers(twin: tuple[Path, Path], reference_lib: Path) -> None:
+    """The parameter counts only before the model is loaded. Once it was set behind that."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(twin[0])],
+        cwd=ROOT, env=environment(reference_lib), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1]) == [False, True]

@@ -9,17 +9,19 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from bench.compare import comparison, peer, server
-from bench.compare.__main__ import arguments as parser
-from bench.compare.__main__ import main
-from bench.compare.client import Client, _Chunk
+from bench import processes
+from bench.__main__ import main
+from bench.client import Chunk, Client
+from bench.compare import comparison, peer, rivals
 from bench.compare.job import Job, Result, Run
-from bench.compare.server import PeerError, Server
+from bench.processes import PeerError, Server
+from tests.bench.comparisons import comparison_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "python" / "spac" / "demo"
@@ -187,7 +189,7 @@ def test_nobody_else_answers_for_a_server(
 
 def test_all_processes_of_a_server_end(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes behind a shell end too, and so do those that ignore the request to stop."""
-    monkeypatch.setattr(server, "STOP_S", 0.3)
+    monkeypatch.setattr(processes, "STOP_S", 0.3)
     inner = f"{sys.executable} {shlex.quote(str(fake))} stays $0 1 & wait"
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -199,41 +201,32 @@ def test_all_processes_of_a_server_end(fake: Path, tmp_path: Path, monkeypatch: 
     assert running(fake) == []
 
 
-def test_threads_are_tried_one_by_one(fake: Path, tmp_path: Path) -> None:
-    job = job_of(fake, "good", kind="threads", thread_counts=[1, 4])
-    result = peer.run(job, tmp_path / "log", 30)
-    assert result.error == ""
-    assert set(result.speeds) == {"1", "4"}
-    assert result.speeds["4"] > 1.5 * result.speeds["1"]
-
-
-def run_of(texts: list[tuple[float, str]], end: dict[str, object], tmp_path: Path) -> tuple[Run, list[str]]:
+def run_of(texts: list[tuple[float, str]], end: dict[str, object]) -> tuple[Run, list[str]]:
     """Return a client's result for an answer whose chunks came at these times. The request was sent at 0."""
-    with Server(["true"], tmp_path / "log") as subject:
-        client = Client(subject, 0, 0.0)
     empty: dict[str, object] = {"usage": {}, "timings": {}, "reason": None}
-    chunks = [_Chunk(time=at, text=text, **empty) for at, text in texts]  # type: ignore[arg-type]
-    chunks.append(_Chunk(time=9.0, text="", **{**empty, **end}))  # type: ignore[arg-type]
-    return client._run(chunks, 0.0, 10, 8), list(client.notes)
+    chunks = [Chunk(time=at, text=text, **empty) for at, text in texts]  # type: ignore[arg-type]
+    chunks.append(Chunk(time=9.0, text="", **{**empty, **end}))  # type: ignore[arg-type]
+    asked = peer.Asked()
+    return asked.run_of(chunks, 0.0, 10, 8), list(asked.notes)
 
 
-def test_the_first_step_is_not_in_the_decoding_speed(tmp_path: Path) -> None:
+def test_the_first_step_is_not_in_the_decoding_speed() -> None:
     """The first step gives three tokens and takes as long as the prompt. The next two take a second each."""
     texts = [(2.0, "a"), (2.0, "b"), (2.001, "c"), (3.0, "d"), (3.0, "e"), (4.0, "f")]
     timings = {"predicted_n": 6, "draft_n": 8, "draft_n_accepted": 3, "predicted_ms": 4000}
-    run, notes = run_of(texts, {"timings": timings}, tmp_path)
+    run, notes = run_of(texts, {"timings": timings})
     assert run.first_token_s == 2.0
     assert run.decode_speed == pytest.approx(3 / 1.999)
     assert (run.steps, run.drafted, run.accepted) == (3, 8, 3)
     assert notes == ["tokens counted by its timings", "6 tokens in place of 8"]
     # A chunk has two tokens, and the server does not report steps.
-    run, notes = run_of(texts[2:], {"usage": {"completion_tokens": 8, "prompt_tokens": 11}}, tmp_path)
+    run, notes = run_of(texts[2:], {"usage": {"completion_tokens": 8, "prompt_tokens": 11}})
     assert run.decode_speed == pytest.approx(6 / 1.999)
     assert run.steps == 0
     assert notes == ["tokens counted by its usage", "it read 11 tokens for 10"]
-    run, notes = run_of(texts, {"reason": "stop"}, tmp_path)
+    run, notes = run_of(texts, {"reason": "stop"})
     assert notes == ["tokens counted by its chunks", "6 tokens in place of 8"]
-    _, notes = run_of(texts, {"timings": {"predicted_n": 8, "predicted_ms": 1000}}, tmp_path)
+    _, notes = run_of(texts, {"timings": {"predicted_n": 8, "predicted_ms": 1000}})
     assert notes[-1] == "its own timings say another speed"
 
 
@@ -251,24 +244,18 @@ def test_the_first_step_is_not_in_the_decoding_speed(tmp_path: Path) -> None:
 )
 def test_what_is_no_peer_is_refused(text: str, said: str) -> None:
     with pytest.raises(PeerError) as caught:
-        peer.parse(text)
+        rivals.peer(text)
     assert said in str(caught.value)
 
 
 def test_a_command_is_filled_in(fake: Path) -> None:
-    name, command = peer.parse("""a b = run -m {target} -c {ctx} -p={port} -j '{"a": {}}' -n {n_cpu_moe}""")
-    assert name == "a b"
-    words = peer.words(job_of(fake, "", command=command, n_cpu_moe=3), 1234)
+    found = rivals.peer("""a b = run -m {target} -c {ctx} -p={port} -j '{"a": {}}' -n {n_cpu_moe}""")
+    assert (found.name, found.tuned, found.speculates) == ("a b", True, False)
+    words = rivals.words(job_of(fake, "", command=found.command, n_cpu_moe=3), 1234)
     assert words == ["run", "-m", "a model.gguf", "-c", "64", "-p=1234", "-j", '{"a": {}}', "-n", "3"]
 
 
-def comparison_of(
-    twin: tuple[Path, Path], out: Path, *peers: str, draft: bool = True
-) -> comparison.Comparison:
-    words = [str(out), "--target", str(twin[0]), "--device", "simulated", "--reference", str(out), "--brief"]
-    words += ["--budgets", "50%", "--contexts", "64", "--only", "nothing else", "--threads", "3", "2"]
-    words += ["--draft", str(twin[1])] if draft else []
-    return comparison.Comparison(parser().parse_args([*words, *(f"--peer={each}" for each in peers)]))
+ALONE = ("--brief", "--only", "nothing else", "--threads", "3", "2")
 
 
 def test_peers_are_rows_with_threads_of_their_own(
@@ -279,28 +266,30 @@ def test_peers_are_rows_with_threads_of_their_own(
     def run_cell(job: Job, work: Path, key: str, _reference: Path | None, _seconds: float) -> Result:
         jobs[key] = job
         job.write(work / f"{key}.job.json")
-        result = Result(speeds={"3": 1.0, "2": 2.0}, runs=[])
+        runs = [asdict(Run(8, 0.5, 0.6, float(job.threads or 1), [1, 2], 2))] * 2
+        result = Result(runs=runs)
         result.write(work / f"{key}.json")
         return result
 
     monkeypatch.setattr(comparison, "run_cell", run_cell)
-    monkeypatch.setattr("bench.compare.threads.run_cell", run_cell)
-    plain = "plain=run {target} {port}"
-    subject = comparison_of(
-        twin, tmp_path, plain, "both=run {target} {draft} {port} -t {threads}", "plain=again {target} {port}"
-    )
+    plain, both = "plain=run {target} {port}", "both={} {{target}} {{draft}} {{port}} -t {{threads}}".format
+
+    def subject_of(*peers: str, draft: bool = True) -> comparison.Comparison:
+        return comparison_of(twin, tmp_path, *ALONE, *(f"--peer={each}" for each in peers), draft=draft)
+
+    subject = subject_of(plain, both("run"), "plain=again {target} {port}")
     subject.run()
     assert subject.not_run == ["peer plain: another row has this name"]
-    assert list(jobs) == ["threads-peer_both__draft", "plain-any-64", "both__draft-any-64"]
-    assert [jobs[key].threads for key in ("plain-any-64", "both__draft-any-64")] == [0, 2]
-    assert [bool(job.draft) for job in jobs.values()] == [True, False, True]
-    assert jobs["threads-peer_both__draft"].thread_counts == [3, 2]
+    sweep = ["threads-peer_both__draft-3", "threads-peer_both__draft-2"]
+    assert list(jobs) == [*sweep, "plain-any-64", "both__draft-any-64"]
+    assert [job.threads for job in jobs.values()] == [3, 2, 0, 2]
+    assert [bool(job.draft) for job in jobs.values()] == [True, True, False, True]
     assert all(job.texts == [subject.text_of(prompt) for prompt in job.prompts] for job in jobs.values())
     # A finished cell runs again only with another command.
     jobs.clear()
-    comparison_of(twin, tmp_path, plain, "both=walk {target} {draft} {port} -t {threads}").run()
-    assert list(jobs) == ["threads-peer_both__draft", "both__draft-any-64"]
-    alone = comparison_of(twin, tmp_path, "both=run {target} {draft} {port}", draft=False)
+    subject_of(plain, both("walk")).run()
+    assert list(jobs) == [*sweep, "both__draft-any-64"]
+    alone = subject_of("both=run {target} {draft} {port}", draft=False)
     assert alone.not_run == ["peer both: its command has {draft}: give --draft FILE"]
 
 
@@ -313,13 +302,20 @@ def test_spacs_own_server_is_a_peer(
     )
     serve = f"{sys.executable} -m spac serve --target {{target}} --draft {{draft}} --draft-length 3"
     serve += " --device cpu --threads {threads} --ctx {ctx} --port {port}"
-    words = [str(tmp_path), "--target", str(DEMO / "target.gguf"), "--draft", str(DEMO / "draft.gguf")]
+    words = [
+        "compare",
+        str(tmp_path),
+        "--target",
+        str(DEMO / "target.gguf"),
+        "--draft",
+        str(DEMO / "draft.gguf"),
+    ]
     words += ["--device", "simulated", "--quick", "--brief", "--contexts", "24", "--threads", "1"]
     words += ["--reference", str(tmp_path), "--only", "spac logistic, no draft", "--text", __file__]
     words += ["--peer", f"serve={serve}", "--peer", f"broken={sys.executable} {shlex.quote(str(fake))} dies"
               " {port} 1 {target}", "--peer", "nothing"]  # fmt: skip
     assert main(words) == 1
-    found = json.loads((tmp_path / "compare.json").read_text())
+    found = json.loads((tmp_path / "compare.json").read_text())["figures"]
     assert found["not_run"] == [
         "peer nothing: --peer takes NAME=COMMAND",
         "broken-any-24: ended with status 3: loading / no such model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import cpu_lane
+from bench.__main__ import main
+from bench.processes import environment
 from spac import demo
 
 PEER = """#!/bin/sh
@@ -26,25 +27,28 @@ def test_every_system_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     program.chmod(0o755)
     page = tmp_path / "page.md"
     options = ["--threads", "1", "--rounds", "1", "--peer", f"other={program} -x 1", "--out", str(page)]
-    assert cpu_lane.main([str(demo.TARGET), *options]) == 0
+    assert main(["cpu_lane", str(demo.TARGET), *options]) == 0
     lines = page.read_text().splitlines()
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")][2:] == [
-        f"| {name}" for name in (*cpu_lane.OWN, "other")
-    ]
-    assert "| other | 2.0 (2.0 to 2.0) | 4.0 (4.0 to 4.0) | 8.0 (8.0 to 8.0) |" in lines
+    table = lines[lines.index("| system | 1 token | 4 tokens | prompt of 256 |") :]
+    assert [line.split(" | ")[0] for line in table[2:7]] == [f"| {name}" for name in (*cpu_lane.OWN, "other")]
+    assert "| other | 2.0 (2.0–2.0) | 4.0 (4.0–4.0) | 8.0 (8.0–8.0) |" in lines
     assert str(tmp_path) not in page.read_text()
 
 
-def test_the_unpatched_library_is_measured_without_spac() -> None:
-    code = "import sys, bench.plain_batches; print([name for name in sys.modules if name.startswith('spac')])"
+def test_the_unpatched_library_is_measured_without_spac(reference_lib: Path) -> None:
+    code = "import sys, bench.unpatched; print([name for name in sys.modules if name.startswith('spac')])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(reference_lib),
     )
     assert done.stdout.strip() == "[]"
 
 
 def test_bad_input_gets_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu_lane.main(["no-such.gguf"]) == 2
+    assert main(["cpu_lane", "no-such.gguf"]) == 2
     monkeypatch.setattr(cpu_lane, "reference_library", lambda: None)
-    assert cpu_lane.main([str(demo.TARGET), "--rounds", "1", "--threads", "1"]) == 2
+    assert main(["cpu_lane", str(demo.TARGET), "--rounds", "1", "--threads", "1"]) == 2
     assert "SPAC_REFERENCE_LIB" in capsys.readouterr().err.splitlines()[1]

@@ -16,15 +16,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.gpu_suite import figures, pack, probes, smoke, watched
+from bench import processes
+from bench.__main__ import main
+from bench.gpu_suite import pack, probes, smoke
+from bench.gpu_suite import visit as suite
 from spac import _library
 from tools.models import exchange_experts
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(code: str, tmp_path: Path, seconds: float = 30.0) -> watched.Ended:
-    return watched.run([sys.executable, "-c", code], tmp_path / "logs" / "log.txt", seconds, cwd=tmp_path)
+def run(code: str, tmp_path: Path, seconds: float = 30.0) -> processes.Ended:
+    return processes.run([sys.executable, "-c", code], tmp_path / "logs" / "log.txt", seconds)
 
 
 def test_the_first_such_line_names_the_cause(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_the_first_such_line_names_the_cause(tmp_path: Path) -> None:
     ],
 )
 def test_causes(output: str, cause: str) -> None:
-    assert watched.cause(output) == cause
+    assert processes.cause(output) == cause
 
 
 def test_a_crash_tells_where_python_was(tmp_path: Path) -> None:
@@ -130,11 +133,11 @@ def test_objects_of_a_build_become_an_archive(tmp_path: Path, monkeypatch: pytes
         if words[0] == "objcopy":
             Path(str(words[3])).write_bytes(Path(str(words[2])).read_bytes())
 
-    monkeypatch.setattr(pack, "run", ran)
+    monkeypatch.setattr(pack, "do", ran)
     cache = f"SPAC_CUDA_ARCHITECTURES:STRING=90-real\nCUDA_cudart_static_LIBRARY:FILEPATH={build}/cudart.a\n"
     (build / "CMakeCache.txt").write_text(cache)
     pack.pack_objects(build, tmp_path / "cuda.tar.xz")
-    found = figures.unpack(tmp_path / "cuda.tar.xz", tmp_path / "there")
+    found = suite.unpack(tmp_path / "cuda.tar.xz", tmp_path / "there")
     assert {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()} == {
         "patched/mmq.cu.o", "common/add.cu.o", "published/mmq.cu.o", "cudart.a", "source_id", "capability",
     }  # fmt: skip
@@ -150,22 +153,22 @@ def test_a_pack_has_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(pack, "pack_source", lambda _, to: to.write_bytes(bytes(1_000_000)))
     monkeypatch.setattr(pack.source, "sdist", lambda: tmp_path)
     # The tree may be a copy without git.
-    monkeypatch.setattr(pack, "run", lambda *words: "README.md\0bench/README.md")
-    assert pack.main([str(tmp_path / "carry"), "--python", "3.11"]) == 0
+    monkeypatch.setattr(pack, "do", lambda *words: "README.md\0bench/README.md")
+    assert main(["pack", str(tmp_path / "carry"), "--python", "3.11"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"site.tar.xz +2.0 MB\n", printed)
     size = pack.tree_bytes() + 3_000_000
     assert float(re.search(r"with the tree +([\d.]+) MB", printed)[1]) == pytest.approx(size / 1e6, abs=0.1)
     monkeypatch.setattr(pack, "LIMIT", 3_000_000)
-    assert pack.main([str(tmp_path / "carry")]) == 1
+    assert main(["pack", str(tmp_path / "carry")]) == 1
     monkeypatch.setattr(pack.source, "sdist", lambda: None)
-    assert pack.main([str(tmp_path / "carry")]) == 2
+    assert main(["pack", str(tmp_path / "carry")]) == 2
     assert "build spac first" in capsys.readouterr().err
 
 
 def visit(tmp_path: Path, *words: str) -> int:
     place = ["--work", str(tmp_path / "work"), "--carry", str(tmp_path / "carry")]
-    return figures.main([str(tmp_path / "out"), "--device", "simulated", "--model", "tiny", *place, *words])
+    return main(["gpu", str(tmp_path / "out"), "--device", "simulated", "--model", "tiny", *place, *words])
 
 
 def test_a_machine_is_described_whatever_it_lacks(tmp_path: Path) -> None:
@@ -178,17 +181,17 @@ def test_a_machine_is_described_whatever_it_lacks(tmp_path: Path) -> None:
 def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ended well is not run again. A wrong smoke test ends the visit."""
     ran, wrong = [], {"forms"}
-    for name in figures.PARTS:
+    for name in suite.PARTS:
 
-        def part(self: figures.Visit, name: str = name) -> bool:
+        def part(self: suite.Visit, name: str = name) -> bool:
             ran.append(name)
             return name not in wrong
 
-        monkeypatch.setattr(figures.Visit, name, part)
-    monkeypatch.setattr(figures.Visit, "write_twins", lambda *_: subprocess.Popen(["true"], process_group=0))
+        monkeypatch.setattr(suite.Visit, name, part)
+    monkeypatch.setattr(suite.Visit, "write_twins", lambda *_: subprocess.Popen(["true"], process_group=0))
     assert visit(tmp_path) == 1
-    assert ran == list(figures.PARTS)
-    assert "failed: forms\n" in (tmp_path / "out" / "figures.txt").read_text()
+    assert ran == list(suite.PARTS)
+    assert "failed: forms\n" in (tmp_path / "out" / "visit.txt").read_text()
     ran.clear()
     wrong.clear()
     assert visit(tmp_path) == 0
@@ -203,16 +206,16 @@ def test_a_visit_goes_on_behind_a_part_that_fails(tmp_path: Path, monkeypatch: p
     assert visit(tmp_path) == 1
     assert ran == ["smoke"]
     assert visit(tmp_path, "--parts", "budgets", "--seconds", "5") == 1
-    assert "budgets (no time)" in (tmp_path / "out" / "figures.txt").read_text()
+    assert "budgets (no time)" in (tmp_path / "out" / "visit.txt").read_text()
 
 
 def test_a_visit_writes_twins_once_and_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 30}))
+    monkeypatch.setattr(suite.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 30}))
     folder = tmp_path / "work" / "spac-twins"
     folder.mkdir(parents=True)
     (folder / "tiny-target.part").write_text("cut off")
     assert visit(tmp_path, "--parts", "patches", "timeline") == 0, (
-        tmp_path / "out" / "figures.txt"
+        tmp_path / "out" / "visit.txt"
     ).read_text()
     assert sorted(path.name for path in folder.iterdir()) == ["tiny-draft.gguf", "tiny-target.gguf"]
     assert "PASSED" in (tmp_path / "out" / "patches.txt").read_text()
@@ -220,14 +223,14 @@ def test_a_visit_writes_twins_once_and_traces(tmp_path: Path, monkeypatch: pytes
     before = (folder / "tiny-target.gguf").stat().st_mtime_ns
     assert visit(tmp_path, "--parts", "forms") == 0
     assert (folder / "tiny-target.gguf").stat().st_mtime_ns == before
-    told = [(tmp_path / "out" / f"form-{name.replace(' ', '-')}.txt").read_text() for name in figures.FORMS]
+    told = [(tmp_path / "out" / f"form-{name.replace(' ', '-')}.txt").read_text() for name in suite.FORMS]
     assert all('"verify_s"' in text for text in told)
 
 
 def test_the_patches_are_checked_on_the_cpu(tmp_path: Path) -> None:
     def check(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "bench.gpu_suite", tmp_path, "--device", "CPU", "--library",
+            [sys.executable, "-m", "bench", "patches", tmp_path, "--device", "CPU", "--library",
              _library.library_path(), "--types", "q8_0", "--quick", *options],
             cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -238,11 +241,11 @@ def test_the_patches_are_checked_on_the_cpu(tmp_path: Path) -> None:
     done = check()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASSED\n" in (tmp_path / "patches.txt").read_text()
-    (counts,) = json.loads((tmp_path / "patches.json").read_text())["types"]
+    (counts,) = json.loads((tmp_path / "patches.json").read_text())["figures"]
     assert counts["n_shapes"] == 20
-    assert counts["n_kept"] > 0
-    assert counts["n_skipped"] > 0
-    assert (counts["n_unequal"], counts["n_nonzero"], counts["failures"]) == (0, 0, [])
+    for count in (counts["experts"], counts["rows"]):
+        assert min(count["n_kept"], count["n_skipped"]) > 0
+        assert (count["n_unequal"], count["n_nonzero"], counts["failures"]) == (0, 0, [])
     again = check("--seconds", "5")  # the result of the first run is still there
     assert again.returncode == 0, again.stdout + again.stderr
 
@@ -250,12 +253,13 @@ def test_the_patches_are_checked_on_the_cpu(tmp_path: Path) -> None:
 def test_without_a_driver_every_question_has_an_answer(tmp_path: Path) -> None:
     if subprocess.run(["sh", "-c", "ldconfig -p | grep -q libcuda.so.1"], check=False).returncode == 0:
         pytest.skip("there is a driver here")
-    assert probes.ask("link", tmp_path).startswith("link: FAILED: OSError: libcuda.so.1")
+    assert probes.ask("link", tmp_path).startswith("link: FAILED: status 2: error: libcuda.so.1")
 
 
 def test_a_question_that_hangs_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(probes, "__file__", str(script))
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(probes, "SECONDS", 1.0)
-    assert probes.ask("link", tmp_path) == "link: NO ANSWER within 1 s"
+    assert probes.ask("link", tmp_path) == "link: FAILED: not done within 1 s"

@@ -1,15 +1,12 @@
-"""These tests cover the judge of schedulers on traces, and the conversion of published routes."""
+"""Schedulers are judged on traces, at each window and link."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bench.schedulers import convert
-from bench.schedulers.__main__ import main
+from bench.__main__ import main
 from tests.scheduler.test_transitions import grammar
 
 NAMES = ["lru", "logistic", "logistic:margin=0.5"]
@@ -21,11 +18,12 @@ def page(tmp_path_factory) -> tuple[str, list[dict]]:
     folder = tmp_path_factory.mktemp("schedulers")
     grammar(300).save(folder / "words.npz")
     code = main([
-        str(folder / "words.npz"), "--out", str(folder / "page.txt"), "--slots", "25%", "--windows", "1", "4",
-        "--copies", "all", "3", "--machines", "rtx4090", "--schedulers", *NAMES, "--expert-bytes", "2000000",
+        "schedulers", str(folder / "words.npz"), "--out", str(folder / "page.txt"), "--slots", "25%",
+        "--windows", "1", "4", "--copies", "all", "3", "--machines", "rtx4090", "--schedulers", *NAMES,
+        "--expert-bytes", "2000000",
     ])  # fmt: skip
     assert code == 0
-    return (folder / "page.txt").read_text(), json.loads((folder / "page.json").read_text())
+    return (folder / "page.txt").read_text(), json.loads((folder / "page.json").read_text())["figures"]
 
 
 def test_every_scheduler_is_judged_on_every_link(page):
@@ -73,55 +71,9 @@ def test_the_page_has_all_figures(page):
 )
 def test_bad_input_gets_one_line(tmp_path, capsys, arguments, message):
     grammar(20).save(tmp_path / "words.npz")
-    assert main([str(tmp_path / "words.npz"), "--slots", "25%", "--windows", "1", *arguments]) == 2
+    assert (
+        main(["schedulers", str(tmp_path / "words.npz"), "--slots", "25%", "--windows", "1", *arguments]) == 2
+    )
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-EXPERTS = [[[3, 1], [0, 2]], [[2, 1], [1, 3]]]
-FORMS = {
-    "a.json": json.dumps({"router_data": [
-        {f"token_{t}": {f"layer_{i}": {"selected_experts": each} for i, each in enumerate(token)}}
-        for t, token in enumerate(EXPERTS)
-    ]}),
-    "a.jsonl": "\n".join(
-        json.dumps([[layer, expert] for layer, each in enumerate(token) for expert in each])
-        for token in EXPERTS
-    ),
-    "a.csv": "# model=m n_layer=2\nturn,phase,step,layer,slot,expert,weight,residency,bytes\n"
-    "0,0,0,0,0,9,1,0,5\n"
-    + "".join(
-        f"0,1,{t},{layer + 4},{slot},{expert},0.5,1,5\n"
-        for t, token in enumerate(EXPERTS) for layer, each in enumerate(token)
-        for slot, expert in enumerate(each)
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_published_routes_become_a_trace(tmp_path: Path, capsys, name):
-    (tmp_path / name).write_text(FORMS[name])
-    path = str(tmp_path / name)
-    assert convert.main([str(tmp_path / "out.npz"), path, path, "--experts", "8"]) == 0
-    assert "4 tokens in 2 sequences, 2 layers of 8 experts, 2 used" in capsys.readouterr().out
-    with np.load(tmp_path / "out.npz") as file:
-        np.testing.assert_array_equal(file["experts"], EXPERTS * 2)
-        assert file["seq_len"].tolist() == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.txt", "", "the forms are"), ("a.json", "{}", "not routes"), ("a.jsonl", "[[1]]", "not routes"),
-        ("a.csv", "step\n1\n", "not routes"), ("a.jsonl", "", "no tokens"),
-        ("a.jsonl", "[[0, 1], [1, 2]]\n[[0, 1]]", "not routes"),
-    ],
-)  # fmt: skip
-def test_other_files_are_refused(tmp_path, capsys, name, text, message):
-    (tmp_path / name).write_text(text)
-    assert convert.main([str(tmp_path / "out.npz"), str(tmp_path / name)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out.npz").exists()

@@ -18,7 +18,7 @@ Steps of a single token do not tell the time of reading an expert from that of c
 layer's fixed time: `ExpertCosts.cpu_s` learns their sum. So a prompt's time is not computed with it. Here an
 expert's time in a step counts as the time of reading it, and computing with it for one more token takes 0.3
 of that. The share was 0.28 on the 16 cores of an H100's host, and 0.3 to 0.4 on one core each of two
-others (bench/results/h100, bench/results/expert-rows.json).
+others (bench/results/h100, bench/results/expert-rows.md).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Check and measure on a machine with a GPU what only a GPU can show, the deciding figures first.
 
-    python3 bench/gpu_suite/figures.py OUT [--carry build/carry] [--device CUDA0] [--seconds 590]
-                                           [--parts NAME …] [--quick]
-
-The machine may be fresh and without a network. `pack.py` makes the carry folder, which has what it may lack.
-Each part runs in a process of its own within its time, and writes its result into OUT. Parts that ended well
-in an earlier call are left out, unless --parts names them. Nothing is measured where the smoke test is wrong,
-unless --parts asks for it. Exit code 1: OUT/figures.txt names the parts that failed.
+The machine may be fresh and without a network. `python -m bench pack` makes the carry folder, which has what
+it may lack. Each part runs in a process of its own within its time, and writes its result into OUT. Parts
+that ended well in an earlier call are left out, unless --parts names them. Nothing is measured where the
+smoke test is wrong, unless --parts asks for it. Exit code 1: OUT/visit.txt names the parts that failed.
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
+from functools import partialmethod
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "python")]
-
-from bench.gpu_suite import watched  # noqa: E402
+from bench import processes
+from bench.processes import ROOT
 
 PACKAGE = ROOT / "python" / "spac"
 CHECKS = ("facts", "build", "smoke", "doors")
@@ -45,7 +42,7 @@ MODEL = "qwen3-30b-a3b"
 TWINS_BYTES = 24 << 30
 DECIDING = ("spac logistic, no draft", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe")
 ELSEWHERE = ("spac logistic, no draft", "llama.cpp, experts on CPU", "llama.cpp --n-cpu-moe --no-host")
-"""Parts of the names of bench.compare's rows, on the first budgets and context and on the others. At 100 %
+"""Parts of the names of the rows of `compare`, on the first budgets and context and on the others. At 100 %
 llama.cpp has everything on the card."""
 SEVERAL = """
 import sys
@@ -133,17 +130,16 @@ class Visit:
         return float(self.args.seconds - (time.monotonic() - self.begun))
 
     def say(self, text: str) -> None:
-        """Print a text, and keep it in figures.txt."""
+        """Print a text, and keep it in visit.txt."""
         line = f"[{time.monotonic() - self.begun:5.0f} s] {text}"
         print(line, flush=True)
-        with (self.out / "figures.txt").open("a") as file:
+        with (self.out / "visit.txt").open("a") as file:
             file.write(line + "\n")
 
     def run(self, name: str, seconds: float, *words: object, **variables: str) -> bool:
         """Run a command within a time. Its output is OUT/NAME.txt, of which the end is printed."""
         log = self.out / f"{name.replace(' ', '-')}.txt"
-        environment = {**self.environment, **variables}
-        ended = watched.run(words, log, min(seconds, self.left), cwd=ROOT, environment=environment)
+        ended = processes.run(words, log, min(seconds, self.left), {**self.environment, **variables})
         self.say(f"{name}: {ended.fault or 'done'}\n" + "\n".join(ended.output.splitlines()[-30:]))
         return ended.code == 0
 
@@ -185,15 +181,14 @@ class Visit:
 
     def probes(self) -> bool:
         """Ask the driver for what spac relies on."""
-        return self.run("probes", 220, sys.executable, ROOT / "bench" / "gpu_suite" / "probes.py", self.work)
+        return self.python("probes", 220, "bench", "probes", self.work)
 
     def build(self) -> bool:
         """Build spac and the unpatched library into the tree. Carried objects save compiling CUDA."""
         build, words = self.work / "build", ["-DSPAC_BUILD_REFERENCE=ON"]
         if (self.carry / "source.tar.xz").is_file():
-            words.append(
-                f"-DSPAC_LLAMA_CPP_DIR={unpack(self.carry / 'source.tar.xz', self.work / 'llama.cpp')}"
-            )
+            source = unpack(self.carry / "source.tar.xz", self.work / "llama.cpp")
+            words.append(f"-DSPAC_LLAMA_CPP_DIR={source}")
         if self.on_gpu:
             words += [f"-DSPAC_CUBLAS_ROOT={folder.parent}" for folder in cublas_folders()[:1]]
             words.append(f"-DSPAC_CUDA_ARCHITECTURES={capability()}-real")
@@ -235,14 +230,8 @@ class Visit:
     def written_by(model: str, paths: list[Path]) -> str:
         """Return the shell's command that writes a twin and its draft anew, unless they are there whole."""
         parts = [path.with_suffix(".part") for path in paths]
-        words = [
-            sys.executable,
-            "-m",
-            "tools.twin",
-            model,
-            parts[0],
-            *(("--draft", *parts[1:]) * (len(parts) > 1)),
-        ]
+        words = [sys.executable, "-m", "tools.twin", model, parts[0]]
+        words += ["--draft", *parts[1:]] if parts[1:] else []
         moves = "".join(f" && mv {part} {path}" for part, path in zip(parts, paths, strict=True))
         return f"[ -f {paths[-1]} ] || {{ {' '.join(map(str, words))}{moves}; }}"
 
@@ -268,12 +257,12 @@ class Visit:
         words += ["--forms", "ahead", "all"] if self.args.quick else []
         words += ["--target", self.pair()[0]]
         result = self.out / "smoke.json"
-        return self.python("smoke", 260, "bench.gpu_suite.smoke", result, "--logs", self.out / "logs", *words)
+        return self.python("smoke", 260, "bench", "smoke", result, "--logs", self.out / "logs", *words)
 
     def patches(self) -> bool:
         """Check the patched kernels for the twins' weight types."""
         words = ["--types", TYPES, "--quick", "--device", self.args.device if self.on_gpu else "CPU"]
-        return self.python("patches", 100, "bench.gpu_suite", self.out, *words)
+        return self.python("patches", 100, "bench", "patches", self.out, *words)
 
     def doors(self) -> bool:
         """Run a small pair, with its draft, through the doors that smoke does not open."""
@@ -281,26 +270,12 @@ class Visit:
         pair = ["--target", target, "--draft", draft]
         served = ["--systems", "device", "--device", device, "--threads", min(4, self.threads[0])]
         served += ["--counts", 1, 4, "--rounds", 1, "--context", 4096]
+        text = ["--prompt", "def f(n):", "-n", 96, "--temp", 0, "--stats", "json", "--device", device]
         done = [
-            self.python("doctor", 60, "spac", "doctor", "--target", pair[1]),
-            self.python(
-                "run",
-                60,
-                "spac.run",
-                *pair,
-                "--prompt",
-                "def f(n):",
-                "--device",
-                device,
-                "-n",
-                96,
-                "--temp",
-                0,
-                "--stats",
-                "json",
-            ),
+            self.python("doctor", 60, "spac", "doctor", "--target", target),
+            self.python("run", 60, "spac.run", *pair, *text),
             self.run("several", 60, sys.executable, "-c", SEVERAL, device, target, draft),
-            self.python("served pair", 60, "bench.parallel_servers", *pair, *served),
+            self.python("served pair", 60, "bench", "parallel_servers", *pair, *served),
         ]
         return all(done)
 
@@ -309,28 +284,41 @@ class Visit:
         left = [1500, 700] if self.on_gpu else []
         words = ["--target", self.target, "--device", self.args.device, "--threads", self.threads[0]]
         words += ["--prompt", 256 if self.args.quick else 8192, "--left", *left]
-        return self.python("full", 120, "bench.gpu_suite.full_card", self.out / "full.json", *words)
+        return self.python("full", 120, "bench", "full_card", self.out / "full.json", *words)
 
-    def compared(self, name: str, seconds: float, *words: object, target: Path | None = None) -> bool:
-        """Run bench.compare. Cells of earlier calls stay in the work folder."""
+    def compared(
+        self, name: str, seconds: float, budgets: Sequence[str], contexts: Sequence[int], only: Sequence[str]
+    ) -> bool:
+        """Run `compare`. Cells of earlier calls stay in the work folder."""
         seconds = min(seconds, self.left - 10)
-        place = self.work / ("compare" if target is None else "compare-other")
-        commit = self.carry / "commit"
-        words += ("--commit", commit.read_text().strip()) if commit.is_file() else ()
-        words += ("--quick",) if self.args.quick else ()
-        options = [
+        place = self.work / ("compare-other" if name == "other" else "compare")
+        target = self.other_target if name == "other" else self.target
+        words: list[object] = [
             "--target",
-            target or self.target,
+            target,
             "--device",
             self.args.device,
-            "--seconds",
-            int(seconds - 5),
+            "--tokens",
+            128,
+            "--texts",
+            4,
         ]
-        options += ["--tokens", 128, "--texts", 4, "--brief", "--threads", *self.threads]
-        done = self.python(name, seconds, "bench.compare", place, *options, *words)
+        words += ["--seconds", int(seconds - 5), "--brief", "--threads", *self.threads, "--only", *only]
+        if self.args.quick:
+            budgets, contexts, words = budgets[:1], contexts[:1], [*words, "--quick"]
+        words += ["--budgets", *budgets, "--contexts", *map(self.short, contexts)]
+        commit = self.carry / "commit"
+        words += ["--commit", commit.read_text().strip()] if commit.is_file() else []
+        done = self.python(name, seconds, "bench", "compare", place, *words)
         if (place / "compare.md").is_file():
             shutil.copy(place / "compare.md", self.out / f"{name}.md")
         return done
+
+    # The deciding rows, also with everything on the card; other shares; long prompts; another model.
+    compare = partialmethod(compared, "compare", 240, ("17%", "100%"), (512,), DECIDING)
+    budgets = partialmethod(compared, "budgets", 200, ("50%", "25%", "10%"), (512,), ELSEWHERE)
+    contexts = partialmethod(compared, "contexts", 240, ("17%",), (4096, 16384), ELSEWHERE)
+    other = partialmethod(compared, "other", 160, ("25%",), (512,), ELSEWHERE)
 
     @property
     def threads(self) -> list[int]:
@@ -341,28 +329,6 @@ class Visit:
     def short(self, n: int) -> int:
         """Return the tokens of a prompt, fewer where little of everything is asked for."""
         return min(n, 64) if self.args.quick else n
-
-    def compare(self) -> bool:
-        """Measure spac beside llama.cpp in the deciding rows, and with everything on the card."""
-        return self.compared("compare", 240, "--budgets", "17%", "100%", "--contexts", self.short(512),
-                             "--only", *DECIDING)  # fmt: skip
-
-    def budgets(self) -> bool:
-        """Measure other shares of the experts."""
-        shares = ("50%",) if self.args.quick else ("50%", "25%", "10%")
-        return self.compared("budgets", 200, "--budgets", *shares, "--contexts", self.short(512),
-                             "--only", *ELSEWHERE)  # fmt: skip
-
-    def contexts(self) -> bool:
-        """Measure long prompts."""
-        sizes = [self.short(n) for n in ((4096,) if self.args.quick else (4096, 16384))]
-        return self.compared("contexts", 240, "--budgets", "17%", "--contexts", *sizes,
-                             "--only", *ELSEWHERE)  # fmt: skip
-
-    def other(self) -> bool:
-        """Measure another model."""
-        return self.compared("other", 160, "--budgets", "25%", "--contexts", self.short(512),
-                             "--only", *ELSEWHERE, target=self.other_target)  # fmt: skip
 
     def served(self) -> bool:
         """Measure clients of the server, which runs on llama.cpp's loop, and one text of the session."""
@@ -376,7 +342,7 @@ class Visit:
             words += ["--target", self.target, "--threads", self.threads[0], "--counts", 1, 4, "--rounds", 2]
             words += ["--words", self.short(200), "--tokens", self.short(128), "--requests", 1]
             words += ["--out", self.out / f"{name.replace(' ', '-')}.md"]
-            done.append(self.python(name, 120, "bench.parallel_servers", *words))
+            done.append(self.python(name, 120, "bench", "parallel_servers", *words))
         return all(done)
 
     def forms(self) -> bool:
@@ -407,20 +373,18 @@ class Visit:
         return done
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("out", type=Path, help="where the results go")
-    add("--carry", type=Path, default=ROOT / "build" / "carry", help="what pack.py made")
+    add("out", type=Path, metavar="OUT", help="where the results go")
+    add("--carry", type=Path, default=ROOT / "build" / "carry", help="what `python -m bench pack` made")
     add("--work", type=Path, default=ROOT / "build" / "gpu_suite", help="what later calls go on from")
     add("--device", default="CUDA0", help="CUDA0, …; simulated to rehearse without a GPU")
     add("--model", default=MODEL, help="a name of tools.twin's; tiny to rehearse")
     add("--seconds", type=float, default=590, help="of this call")
     add("--parts", nargs="+", choices=(*PARTS, *ON_REQUEST), default=PARTS, help="these parts only")
     add("--quick", action="store_true", help="little of everything, to rehearse")
-    return Visit(parser.parse_args(argv)).visit()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code."""
+    return Visit(args).visit()

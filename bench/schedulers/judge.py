@@ -1,11 +1,8 @@
 """Judge schedulers on traces of real routing: hits, copies, and a model's step times.
 
-    python -m bench.schedulers TRACE.npz … --out FILE [--slots 17% …] [--windows 1 4 …] [--copies all 8 …]
-        [--machines rtx4090 …] [--schedulers NAME …] [--tokens N] [--expert-bytes N …]
-
 A TRACE is a recording of `spac run --record TRACE.npz`, or has the experts of every token (docs/schedulers.md
-has the format, bench.schedulers.convert converts published ones). A step accepts a window of tokens. Every
-scheduler is replayed with each number of slots, each window, and each link: `--copies` is the number of
+has the format). A step accepts a window of tokens.
+Every scheduler is replayed with each number of slots, each window, and each link: `--copies` is the number of
 experts that the link carries per token between the steps, where copies cost nothing, and `--machines` are
 models of machines (simulation.py) whose link runs all the time and shares the memory with the CPU. Their
 dense part is that of Qwen3-30B-A3B, and a window of more than one token has a draft of 480 MB.
@@ -18,34 +15,28 @@ experts that the machine's link carries in it.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.program import publish, run_program, where
-from bench.schedulers.machine import MACHINES, Model
-from bench.schedulers.replays import (
-    PRINTED,
-    RIVALS,
-    Figures,
-    bound_of,
-    pool_slots_of,
-    predicted,
-    replayed,
-)
+from bench.page import output, publish
+from bench.schedulers.belady import belady
+from bench.schedulers.machine import MACHINES, Known, Model
+from bench.schedulers.simulation import Simulation
 from bench.schedulers.trace import Trace
-from spac import scheduler
+from spac import _core, scheduler
 from spac.config import Slots
+from spac.costs import Costs
 from spac.errors import InputError
-from spac.replay import Demand
+from spac.replay import Demand, replay
 
 SCHEDULERS = (
-    "static", *RIVALS, "lru", "ewma", PRINTED, "moe-spac", "moe-spac:learned=off", "logistic",
-    "logistic:margin=0", "logistic:margin=0.2",
+    "static", "profiled", "mixtral-offloading", "moe-infinity", "adapmoe", "fate", "hybrimoe", "lru", "ewma",
+    "moe-spac:paper", "moe-spac", "moe-spac:learned=off", "logistic", "logistic:margin=0",
+    "logistic:margin=0.2",
 )  # fmt: skip
 DRAFT_BYTES = 480_000_000
 Row = dict[str, Any]
@@ -57,25 +48,60 @@ def judge(
 ) -> list[Row]:  # fmt: skip
     """Return a row for every link and scheduler at one number of slots and one window."""
     trace = read(path, n_token)
-    demand = trace.demand(window)
-    size = expert_bytes or trace.expert_bytes
-    best = bound_of(demand, pool_slots_of(demand, slots)).hit_rate_distinct
-    return [
-        {"trace": path.stem, "slots": slots, "window": window, "link": link, "scheduler": name,
-         "belady": best,
-         **asdict(_figures(name, demand, slots, best, link, size, path))}
-        for link, name in product(links, names)
-    ]  # fmt: skip
-
-
-def _figures(
-    name: str, demand: Demand, slots: str, best: float, link: str, size: int, path: Path
-) -> Figures:  # fmt: skip
-    if link not in MACHINES:
-        return replayed(name, demand, slots, best, None if link == "all" else float(link))
-    if not size:
+    demand, size = trace.demand(window), expert_bytes or trace.expert_bytes
+    if not size and not MACHINES.keys().isdisjoint(links):
         raise InputError(f"{path} does not say how large an expert is: give --expert-bytes")
-    return predicted(name, demand, slots, best, link, Model(size, DRAFT_BYTES))
+    shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
+    n_slots = Slots.parse(slots).of(sum(n for n, _ in shapes))
+    pool_slots = list(_core.share_out(n_slots, shapes, 1 + max(pool for _, pool in shapes)))
+    best = belady(demand.counts, [pool for _, pool in shapes], pool_slots).hit_rate_distinct
+    rows: list[Row] = []
+    for link, name in product(links, names):
+        row = {
+            "trace": path.stem,
+            "slots": slots,
+            "window": window,
+            "link": link,
+            "scheduler": name,
+            "belady": best,
+        }
+        if link in MACHINES:
+            row |= predicted(name, demand, sum(pool_slots), link, Model(size, DRAFT_BYTES))
+        else:
+            row |= replayed(name, demand, pool_slots, None if link == "all" else float(link))
+        rows.append(row | {"of_bound": row["distinct"] / best})
+    return rows
+
+
+def between(demand: Demand) -> Known:
+    """Return the costs of a link that copies between the steps, where a copy costs the CPU nothing.
+
+    The hand-off costs nothing too, so that no layer is made whole: that spares time, and costs hits.
+    """
+    guessed = Costs.guessed(demand.layers)
+    experts = tuple(replace(each, upload_s=0.0, upload_busy_s=0.0) for each in guessed.experts)
+    return Known(replace(guessed, experts=experts, hand_off_s=0.0))
+
+
+def replayed(name: str, demand: Demand, pool_slots: Sequence[int], copies: float | None) -> Row:
+    """Return the figures of a replay. copies: the most experts copied per token; None for no limit."""
+    n_token = int((demand.accepted + 1).sum())
+    most = None if copies is None else max(1, round(copies * n_token / len(demand.counts)))
+    found = replay(scheduler.make(name), demand, pool_slots, max_uploads=most, costs=between(demand))
+    return {
+        "distinct": found.hit_rate_distinct, "activations": found.hit_rate, "copies": found.uploads / n_token,
+        "step_ms": None, "fit": None,
+    }  # fmt: skip
+
+
+def predicted(name: str, demand: Demand, n_slots: int, machine: str, model: Model) -> Row:
+    """Return the figures of a run on a modelled machine, whose link copies all the time."""
+    spent = Simulation(MACHINES[machine], model, demand, n_slots).run(scheduler.make(name), 0)
+    step_s = spent.seconds / spent.steps
+    return {
+        "distinct": spent.hit_rate, "activations": None, "copies": spent.uploads / spent.tokens,
+        "step_ms": step_s * 1e3, "fit": step_s * MACHINES[machine].link_busy / model.expert_bytes,
+    }  # fmt: skip
 
 
 def read(path: Path, n_token: int | None) -> Trace:
@@ -87,14 +113,11 @@ def read(path: Path, n_token: int | None) -> Trace:
 def page(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Return shares of the bound by scheduler, then every row."""
     width = max(len(name) for name in names)
-    parts = []
-    for link in dict.fromkeys(row["link"] for row in rows):
-        mine = [row for row in rows if row["link"] == link]
-        parts.append(_summary(link, mine, names))
+    links = dict.fromkeys(row["link"] for row in rows)
+    parts = [_summary(link, [row for row in rows if row["link"] == link], names) for link in links]
     head = (
         f"{'trace':22} {'slots':>5} {'window':>6} {'link':>8} {'scheduler':{width}} {'distinct':>8} "
-        f"{'activ.':>7} "
-        f"{'/belady':>8} {'copies':>7} {'step ms':>8} {'fit':>6}"
+        f"{'activ.':>7} {'/belady':>8} {'copies':>7} {'step ms':>8} {'fit':>6}"
     )
     parts.append("\n".join([head, *(_line(row, width) for row in rows)]))
     return "\n\n\n".join(parts)
@@ -135,23 +158,18 @@ def _line(row: Row, width: int) -> str:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.schedulers", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE.npz")
-    parser.add_argument("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
-    parser.add_argument("--slots", nargs="+", default=["10%", "17%", "25%", "50%"])
-    parser.add_argument("--windows", nargs="+", type=int, default=[1, 2, 4, 8], help="tokens of a step")
-    parser.add_argument("--copies", nargs="*", default=["all", "32", "8", "2"], help="per token, or `all`")
-    parser.add_argument("--machines", nargs="*", default=list(MACHINES), choices=list(MACHINES))
-    parser.add_argument("--tokens", type=int, help="of every trace the last ones only")
-    parser.add_argument("--expert-bytes", nargs="+", type=int, help="of each trace; for machines")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="the page; its figures beside, as .json")
-    return run_program(run, parser.parse_args(argv))
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("traces", type=Path, nargs="+", metavar="TRACE.npz")
+    add("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
+    add("--slots", nargs="+", default=["10%", "17%", "25%", "50%"])
+    add("--windows", nargs="+", type=int, default=[1, 2, 4, 8], help="tokens of a step")
+    add("--copies", nargs="*", default=["all", "32", "8", "2"], help="per token, or `all`")
+    add("--machines", nargs="*", default=list(MACHINES), choices=list(MACHINES))
+    add("--tokens", type=int, help="of every trace the last ones only")
+    add("--expert-bytes", nargs="+", type=int, help="of each trace; for machines")
+    add("--jobs", type=int, default=1)
+    output(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -169,8 +187,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         found = [judge(*job) for job in jobs]
     rows = [row for each in found for row in each]
-    title = f"python -m bench.schedulers {' '.join(str(path.name) for path in args.traces)}, {where()}"
-    publish(page(rows, args.schedulers), args.out, title, rows)
+    publish(args, "Schedulers on traces", page(rows, args.schedulers), rows)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -191,7 +208,3 @@ def check(args: argparse.Namespace) -> None:
             raise InputError(f"--copies are numbers above 0 or `all`, not '{link}'")
     if args.expert_bytes and len(args.expert_bytes) != len(args.traces):
         raise InputError(f"--expert-bytes needs {len(args.traces)} numbers, one for each trace")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

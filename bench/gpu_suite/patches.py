@@ -1,15 +1,12 @@
 """Check the patches for all weight types on a device, with a library that is built.
 
-    python -m bench.gpu_suite OUT [--library FILE] [--device CUDA0] [--types q4_K,q8_0] [--seconds 540]
-                                  [--jobs N] [--quick]
-
 It checks mul_mat_id, add_id and CUDA's fusions of them under masks. Every shape is computed without a mask on
 the CPU and on the device, and with every mask on the device. Skipped rows must be exactly zero. Kept rows
 must equal those of the device's own unmasked run within an error. Where whole experts are masked, kept rows
 that differ by a bit are counted, and the reader judges the number. The unmasked run must be within an error
 of the CPU's.
 
-OUT gets patches.json and patches.txt. Each type runs in a process of its own, whose result stays in OUT. A
+OUT gets patches.txt and patches.json. Each type runs in a process of its own, whose result stays in OUT. A
 run that used up its seconds (exit code 3) is called again in the same way and continues.
 """
 
@@ -18,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,14 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu_suite.watched import cause
+from bench import processes
+from bench.page import publish, table
 from spac import _library
 from spac.machine.arrays import Float32Array
 from tools.patches.ggml import Ggml
 from tools.patches.operators import MASKS, Count, Ids, Shape, masked, operator, weights_on
 from tools.patches.worker import grouped
 
-ROOT = Path(__file__).resolve().parents[2]
 UNFINISHED = 3
 OPS = ("mul_mat_id", "add_id", "bias", "glu", "bias_glu")
 # 128 rows are a whole tile of mmq. The others take its fallback. 80 and 40 of floats go to cuBLAS.
@@ -66,14 +62,16 @@ class Result:
     kind: str
     supported: bool = True
     n_shapes: int = 0
-    n_kept: int = 0
-    n_skipped: int = 0
-    n_nonzero: int = 0
-    n_unequal: int = 0  # rows that a mask of whole experts changed by a bit or more
-    n_unequal_rows: int = 0  # the same for masks of single rows, which may change the order of additions
+    experts: Count = field(default_factory=Count)  # of masks of whole experts
+    rows: Count = field(
+        default_factory=Count
+    )  # of masks of single rows, which may change the order of additions
     worst_error: float = 0.0  # of the unmasked run, or under a mask, as a share of the bound
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    def fail(self, what: str) -> None:
+        self.failures += [what][: 20 - len(self.failures)]
 
 
 def squares(result: Float32Array, wanted: Float32Array, kept: np.ndarray) -> np.ndarray:
@@ -90,29 +88,15 @@ def share(of: np.ndarray, op: str) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-def fail(total: Result, what: str) -> None:
-    if len(total.failures) < 20:
-        total.failures.append(what)
-
-
 def judge(total: Result, shape: Shape, mask: str, ids: Ids, out: Float32Array, own: Float32Array) -> None:
     """Judge a masked run against the device's own without a mask."""
-    count = Count()
+    count = total.rows if mask == "rows" else total.experts
+    before = count.n_nonzero
     count.add(ids, [out], [own])
-    total.n_kept += count.n_kept
-    total.n_skipped += count.n_skipped
-    total.n_nonzero += count.n_nonzero
-    if mask == "rows":
-        total.n_unequal_rows += count.n_unequal
-    else:
-        total.n_unequal += count.n_unequal
-    changed = share(squares(out, own, ids >= 0), shape.op)
+    changed, wrong = share(squares(out, own, ids >= 0), shape.op), count.n_nonzero - before
     total.worst_error = max(total.worst_error, changed)
-    if count.n_nonzero or not changed <= 1:
-        fail(
-            total,
-            f"{shape.name} mask {mask}: {count.n_nonzero} rows not zero, changed by {changed:.2g} bounds",
-        )
+    if wrong or not changed <= 1:
+        total.fail(f"{shape.name} mask {mask}: {wrong} rows not zero, changed by {changed:.2g} bounds")
 
 
 def judge_all(total: Result, sums: dict[str, np.ndarray]) -> None:
@@ -121,7 +105,7 @@ def judge_all(total: Result, sums: dict[str, np.ndarray]) -> None:
     for op, of in sums.items():
         total.worst_error = max(total.worst_error, share(of, op))
         if not share(of, op) <= 1:
-            fail(total, f"{op}: error {share(of, op):.2g} of the bound")
+            total.fail(f"{op}: error {share(of, op):.2g} of the bound")
 
 
 def run_type(library: Path, device_name: str, kind: str, quick: bool) -> Result:
@@ -164,21 +148,25 @@ def check(args: argparse.Namespace, kinds: list[str]) -> tuple[list[dict[str, An
 
     def run(kind: str) -> dict[str, Any] | None:
         part = parts / f"{kind}.json"
-        left = deadline - time.monotonic()
         if not part.is_file():
-            words = [sys.executable, "-m", "bench.gpu_suite", part, "--type", kind, "--library", args.library]
+            words = [
+                sys.executable,
+                "-m",
+                "bench",
+                "patches",
+                part,
+                "--type",
+                kind,
+                "--library",
+                args.library,
+            ]
             words += ["--device", args.device, *(["--quick"] if args.quick else [])]
-            try:
-                done = subprocess.run(
-                    list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=max(0, left),
-                    check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
+            left = max(0.0, deadline - time.monotonic())
+            ended = processes.run(words, parts / f"{kind}.txt", left, processes.environment(None))
+            if ended.code is None:
                 return None
-            if done.returncode != 0:
-                (parts / f"{kind}.txt").write_text(done.stdout + done.stderr)
-                why = f"{kind}: status {done.returncode}: {cause(done.stderr)}"
-                return {"kind": kind, "failures": [why]}
+            if ended.fault:
+                return {"kind": kind, "failures": [f"{kind}: {ended.fault}"]}
         return json.loads(part.read_text())  # type: ignore[no-any-return]
 
     with ThreadPoolExecutor(max(1, min(4, args.jobs // 2))) as pool:
@@ -187,27 +175,24 @@ def check(args: argparse.Namespace, kinds: list[str]) -> tuple[list[dict[str, An
     return [result for result in results if result is not None], unfinished
 
 
-def page(device: str, quick: bool, results: list[dict[str, Any]], unfinished: list[str]) -> str:
+def page(results: list[dict[str, Any]], unfinished: list[str]) -> str:
     """Return the results on one page."""
-    lines = [
-        f"The ids mask on {device}: mul_mat_id, add_id, fused bias, gate and GLU,",
-        f"{'1, 5, 9, 33' if quick else '1 to 64'} tokens, masks from none to all.",
-        "",
-        f"{'type':<9}{'shapes':>7}{'kept':>9}{'skipped':>9}{'not zero':>9}{'changed':>9}{'(rows)':>8}"
-        f"{'error/bound':>12}{'seconds':>9}",
-    ]  # fmt: skip
+    rows = []
     for r in results:
-        if "n_shapes" not in r:
-            lines.append(f"{r['kind']:<9}crashed")
-        elif not r["supported"]:
-            lines.append(f"{r['kind']:<9}no kernel on this device")
-        else:
-            lines.append(
-                f"{r['kind']:<9}{r['n_shapes']:>7}{r['n_kept']:>9}{r['n_skipped']:>9}{r['n_nonzero']:>9}"
-                f"{r['n_unequal']:>9}{r['n_unequal_rows']:>8}{r['worst_error']:>12.3f}{r['seconds']:>9}"
+        if "experts" not in r or not r["supported"]:
+            rows.append(
+                [r["kind"], "crashed" if "experts" not in r else "no kernel on this device", *[""] * 7]
             )
+            continue
+        experts, single = r["experts"], r["rows"]
+        both = [str(experts[name] + single[name]) for name in ("n_kept", "n_skipped", "n_nonzero")]
+        changed = [str(each["n_unequal"]) for each in (experts, single)]
+        rows.append(
+            [r["kind"], str(r["n_shapes"]), *both, *changed, f"{r['worst_error']:.3f}", f"{r['seconds']}"]
+        )
+    head = ("type", "shapes", "kept", "skipped", "not zero", "changed", "(rows)", "error/bound", "seconds")
     failures = [line for r in results for line in r["failures"]]
-    lines += ["", *failures, *(f"{kind}: not run yet" for kind in unfinished)]
+    lines = [*failures, *(f"{kind}: not run yet" for kind in unfinished)]
     lines.append(
         "changed: kept rows that differ by a bit from the device's own run, when whole experts are masked;"
         "\n(rows): the same for masks of single rows, where another order of additions is allowed."
@@ -215,20 +200,15 @@ def page(device: str, quick: bool, results: list[dict[str, Any]], unfinished: li
     if failures:
         lines.append("FAILED")
     elif not unfinished:
-        changed = sum(r.get("n_unequal", 0) for r in results)
-        lines.append(
-            "PASSED"
-            + ("" if not changed else ", but masks change bits of kept rows: residency is not bit-exact here")
-        )
-    return "\n".join(lines) + "\n"
+        changed = any(r["experts"]["n_unequal"] for r in results)
+        more = ", but masks change bits of kept rows: residency is not bit-exact here" if changed else ""
+        lines.append(f"PASSED{more}")
+    return "\n\n".join([table(head, rows), "\n".join(lines)])
 
 
-def main() -> int:
-    """Return the exit code: 0 if all is right, 1 if not, 3 if time ran out."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_suite", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("out", type=Path, help="where the results go")
+    add("out", type=Path, metavar="OUT", help="where the results go")
     add("--library", type=Path, default=_library.library_path())
     add("--device", default="CUDA0", help="CUDA0, …, or CPU to try the check itself")
     add("--types", help="weight types, separated by commas (default: all)")
@@ -236,25 +216,19 @@ def main() -> int:
     add("--jobs", type=int, default=os.cpu_count() or 1)
     add("--quick", action="store_true", help="four numbers of tokens in place of 64")
     add("--type", help=argparse.SUPPRESS)  # for the processes that this one starts; `out` is their result
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code: 0 if all is right, 1 if not, 3 if time ran out."""
     if args.type:
         result = asdict(run_type(args.library, args.device, args.type, args.quick))
         written = args.out.with_suffix(".tmp")  # a file that exists is complete
         written.write_text(json.dumps(result))
         written.replace(args.out)
         return 0
-    begun, ggml = time.monotonic(), Ggml(args.library)
-    kinds = args.types.split(",") if args.types else list(ggml.types)
-    results, unfinished = check(args, kinds)
+    ggml = Ggml(args.library)
+    results, unfinished = check(args, args.types.split(",") if args.types else list(ggml.types))
     device = ggml.description(ggml.device(args.device))
-    text = page(f"{args.device} ({device})", args.quick, results, unfinished)
-    (args.out / "patches.txt").write_text(text)
-    summary = {"device": device, "seconds": round(time.monotonic() - begun, 1), "unfinished": unfinished,
-               "types": results}  # fmt: skip
-    (args.out / "patches.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(text, end="")
+    args.out /= "patches.txt"
+    publish(args, f"The ids mask on {args.device} ({device})", page(results, unfinished), results)
     return UNFINISHED if unfinished else int(any(r["failures"] for r in results))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

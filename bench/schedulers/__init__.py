@@ -1,1 +1,0 @@
-"""Replay of schedulers over traces of real routing."""
