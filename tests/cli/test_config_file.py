@@ -17,7 +17,6 @@ from tests.cli.test_readme import PAGES
 @pytest.fixture
 def config(monkeypatch, tmp_path):
     """Return a function that writes the file."""
-    monkeypatch.delenv("SPAC_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def write(text):
@@ -120,18 +119,7 @@ def test_help_comes_with_a_faulty_file(config, capsys):
     assert (end.value.code, "--prompt" in capsys.readouterr().out) == (0, True)
 
 
-def test_another_file(config, monkeypatch, tmp_path, capsys):
-    config("[run]\nctx = 3")
-    monkeypatch.setenv("SPAC_CONFIG", str(tmp_path / "mine.toml"))
-    with pytest.raises(SystemExit):
-        parsed("run")
-    assert "mine.toml: cannot be read: No such file" in capsys.readouterr().err
-    (tmp_path / "mine.toml").write_text("[run]\nctx = 5")
-    assert parsed("run")[0].ctx == 5
-
-
 def test_without_a_file(monkeypatch, tmp_path):
-    monkeypatch.delenv("SPAC_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert config_file.read() == {}
     assert parsed("run")[1] == []

@@ -115,8 +115,9 @@ def test_deep_json(tmp_path, monkeypatch):
         of_schema_file(path)
     monkeypatch.setattr(kernels, "kept_file", lambda _: (path, {}))
     assert kernels.kept_times(1) == {}
-    path.write_text(f"a = {DEEP}")
-    monkeypatch.setenv(env.CONFIG.name, str(path))
+    monkeypatch.setenv(env.CONFIG_HOME.name, str(tmp_path))
+    (tmp_path / "spac").mkdir()
+    env.config_file().write_text(f"a = {DEEP}")
     with pytest.raises(InputError, match="not valid TOML"):
         config_file.read()
 

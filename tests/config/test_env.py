@@ -10,9 +10,9 @@ from spac.errors import InputError
 
 def test_the_simulated_devices_settings(monkeypatch):
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "memory_mb=64, upload_gb_s=0.5, fault=no-signal")
-    assert env.SIMULATED_DEVICE.lists() == [{"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}]
+    assert env.SIMULATED_DEVICE.get() == [{"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}]
     monkeypatch.delenv("SPAC_SIMULATED_DEVICE")
-    assert env.SIMULATED_DEVICE.lists() == []
+    assert env.SIMULATED_DEVICE.get() is None
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_the_simulated_devices_settings(monkeypatch):
 def test_settings_that_cannot_be_are_refused(monkeypatch, text):
     monkeypatch.setenv(env.SIMULATED_DEVICE.name, text)
     with pytest.raises(InputError, match="upload_gb_s"):
-        env.SIMULATED_DEVICE.lists()
+        env.SIMULATED_DEVICE.get()
 
 
 def test_a_number_or_nothing(monkeypatch):
@@ -45,6 +45,8 @@ def test_the_form(monkeypatch):
     }.items():
         monkeypatch.setenv("SPAC_FORM", text)
         assert tuple(map(env.FORM.get, parts)) == values
+    monkeypatch.setenv("SPAC_FORM", "safe,masks")
+    assert env.FORM.get("safe") is True
     for text in ("fast", "no-safe", "ahead=1", "no-"):
         monkeypatch.setenv("SPAC_FORM", text)
         with pytest.raises(InputError, match=f"SPAC_FORM: '{text}' is not valid: write safe, or parts"):

@@ -120,11 +120,12 @@ def test_llama_has_one(target: Path, draft: Path, options: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
-@pytest.mark.parametrize("pin", ["no-pin-threads", "pin-threads"])
+@pytest.mark.parametrize("pins", [False, True])
 def test_the_application_keeps_its_cpus(
-    target: Path, draft: Path, device: str, pin: str, monkeypatch: pytest.MonkeyPatch
+    target: Path, draft: Path, device: str, pins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPAC_FORM", pin)
+    first = [min(os.sched_getaffinity(0))]
+    monkeypatch.setattr("spac.model.thread_pool.placing", lambda *_: first if pins else [])
     own, others = os.sched_getaffinity(0), threads_by_number()
     try:
         with Engine(config(target, draft=draft, device=device)) as engine:
@@ -133,7 +134,7 @@ def test_the_application_keeps_its_cpus(
             made = [os.sched_getaffinity(int(each)) for each in threads_by_number() - others]
         assert os.sched_getaffinity(0) == own
         bound = [cpus for cpus in made if len(cpus) == 1]
-        assert bool(bound) == (pin == "pin-threads" and len(own) > 1)
+        assert bool(bound) == (pins and len(own) > 1)
     finally:
         _core.set_placing([], False)
 

@@ -40,7 +40,7 @@ class Job:
     card: Mapping[str, Any] = field(default_factory=dict)  # PRETEND_CUDA_…, without the prefix
 
     def environment(self) -> dict[str, str]:
-        parts = {"masks": self.masked, "ahead": self.ahead, "rehearsal": self.rehearses}
+        parts = {"masks": self.masked, "ahead": self.ahead}
         switches = {"SPAC_FORM": ",".join(part if on else f"no-{part}" for part, on in parts.items())}
         card = {f"PRETEND_CUDA_{name}": value for name, value in self.card.items()}
         card.setdefault("PRETEND_CUDA_VOCABULARY", self.vocabulary)
