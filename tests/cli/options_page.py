@@ -11,20 +11,9 @@ from spac.cli.completion import parser_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 PROGRAMS = (
-    "setup",
-    "run",
-    "chat",
-    "serve",
-    "exec",
-    "bench",
-    "report",
-    "models",
-    "doctor",
-    "completion",
+    "setup", "run", "chat", "serve", "exec", "bench", "report", "models", "doctor", "completion",
     "rpc-server",
-)
-
-
+)  # fmt: skip
 VARIABLES = [each for each in vars(env).values() if isinstance(each, env.Variable | env.Parts)]
 OTHER = {"options": "others", "positional arguments": "others"}
 """The page's titles for the groups to which argparse gives a title."""

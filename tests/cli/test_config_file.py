@@ -72,12 +72,9 @@ def test_another_model_drops_the_files_model(config, words):
     options, _ = parsed("chat")
     assert (options.target, options.draft) == (Path("gpt-oss-120b"), Path("gpt-oss-20b"))
     options, _ = parsed("chat", *words)
-    assert hasattr(options, "draft") is False
-    assert options.ctx == 512
-    assert (getattr(options, "target", None), options.hf_repo) in (
-        (Path("x.gguf"), None),
-        (None, Name("a/b")),
-    )
+    assert (hasattr(options, "draft"), options.ctx) == (False, 512)
+    found = getattr(options, "target", None), options.hf_repo
+    assert found in ((Path("x.gguf"), None), (None, Name("a/b")))
 
 
 def test_a_draft_without_a_model_stays(config):
@@ -85,23 +82,19 @@ def test_a_draft_without_a_model_stays(config):
     assert parsed("run", "-m", "x.gguf")[0].draft == Path("d.gguf")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[run]\nctxx = 3", "[run] ctxx: spac run has no option --ctxx"),
-        ("[all]\nport = 3", "[all] port: spac run has no option --port (keys of [all] are options of run, "),
-        ("[run]\nhelp = true", "[run] help: spac run has no option --help"),
-        ("[run]\nctx = 'many'", "[run] ctx: must be a whole number, 0 to "),
-        ("[run]\nctx = true", "[run] ctx: must be a text or a number, not True"),
-        ("[run]\nctx = [1, 2]", "[run] ctx: must be a text or a number, not [1, 2]"),
-        ("[run]\necho = 'yes'", "[run] echo: must be true or false, not 'yes'"),
-        ("[run]\nstats = 'all'", "[run] stats: invalid choice: 'all'"),
-        ("[run]\nslots = '200%'", "[run] slots: the share 200% is not within 0% to 100%"),
-        ("[walk]\nctx = 3", "'walk' is not one of the tables [all], [run], [chat], [serve]"),
-        ("ctx = 3", "'ctx' is not one of the tables"),
-        ("[run", "not valid TOML: "),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("[run]\nctxx = 3", "[run] ctxx: spac run has no option --ctxx"),
+    ("[all]\nport = 3", "[all] port: spac run has no option --port (keys of [all] are options of run, "),
+    ("[run]\nhelp = true", "[run] help: spac run has no option --help"),
+    ("[run]\nctx = 'many'", "[run] ctx: must be a whole number, 0 to "),
+    ("[run]\nctx = true", "[run] ctx: must be a text or a number, not True"),
+    ("[run]\nctx = [1, 2]", "[run] ctx: must be a text or a number, not [1, 2]"),
+    ("[run]\necho = 'yes'", "[run] echo: must be true or false, not 'yes'"),
+    ("[run]\nstats = 'all'", "[run] stats: invalid choice: 'all'"),
+    ("[run]\nslots = '200%'", "[run] slots: the share 200% is not within 0% to 100%"),
+    ("[walk]\nctx = 3", "'walk' is not one of the tables [all], [run], [chat], [serve]"),
+    ("ctx = 3", "'ctx' is not one of the tables"), ("[run", "not valid TOML: "),
+])  # fmt: skip
 def test_faults_name_the_file_and_the_key(config, capsys, text, said):
     path = config(text)
     with pytest.raises(SystemExit) as end:

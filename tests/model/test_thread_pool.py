@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spac import Llama, _core
-from spac.bench.measure import SharedPair
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
@@ -85,16 +84,6 @@ def test_one_pool_for_both_and_none_left(target: Path, draft: Path) -> None:
         "".join(engine.generate("x", 4))
         assert n_threads() == before + 3  # the loop has two: one decodes, and one answers meanwhile
     assert n_threads() <= before
-
-
-def test_pairs_of_the_benchmark_have_one_too(target: Path) -> None:
-    with ExitStack() as closes:
-        owner = ModelPair(config(target), None)
-        closes.callback(owner.close)
-        pair = SharedPair(owner, config(target))
-        closes.callback(pair.close)
-        assert pair.pool is not None
-        assert pair.pool is not owner.pool
 
 
 def test_everything_on_a_device_needs_none(target: Path) -> None:
