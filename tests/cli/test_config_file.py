@@ -9,6 +9,7 @@ import pytest
 
 from spac.cli import config_file
 from spac.cli.parser import Parser
+from spac.errors import InputError
 from spac.model.hub import Name
 from tests.cli.options_page import parser_of
 from tests.cli.test_readme import PAGES
@@ -116,3 +117,6 @@ def test_without_a_file(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert config_file.read() == {}
     assert parsed("run")[1] == []
+    (tmp_path / "spac" / "config.toml").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"config\.toml: cannot be read: "):
+        config_file.read()

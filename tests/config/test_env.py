@@ -34,6 +34,20 @@ def test_a_number_or_nothing(monkeypatch):
             env.GATE_TIMEOUT.get()
 
 
+@pytest.mark.parametrize(("variable", "text", "value"), [
+    (env.PIN_LIMIT, "64G", 64 << 30), (env.PIN_LIMIT, "64", 64), (env.PIN_LIMIT, "lots", None),
+    (env.STATE, "off", "off"), (env.STATE, "on", None), (env.CPU_VARIANT, "sse", None),
+    (env.API_KEY, " k", " k"),
+])  # fmt: skip
+def test_sizes_and_words(monkeypatch, variable, text, value):
+    monkeypatch.setenv(variable.name, text)
+    if value is not None:
+        assert variable.get() == value
+        return
+    with pytest.raises(InputError, match=f"^{variable.name}: '{text}' is not "):
+        variable.get()
+
+
 def test_the_form(monkeypatch):
     """Each word is a part, or switches one off. The last word about a part holds, and safe is about all."""
     parts = "ahead", "masks", "pinned"
