@@ -18,9 +18,6 @@ if str(ROOT) not in sys.path:  # tools.models must be importable in every import
 # Without a GPU, tests that name no device show the split on the simulated device.
 os.environ.setdefault("SPAC_DEVICE", "simulated")
 
-# The user's file of options changes no test.
-os.environ["SPAC_CONFIG"] = os.devnull
-
 # No test starts with what another one has learned, unless it asks for that.
 os.environ["SPAC_STATE"] = "off"
 
@@ -42,22 +39,22 @@ settings.load_profile("spac")
 
 @pytest.fixture(scope="session", autouse=True)
 def costs_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Learn costs of computing and copying anew for this session. Costs that the user's cache holds from a
-    busy day would decide draft lengths. The cache's other entries stay visible."""
+    """Learn costs of computing and copying anew for this session, and read no options of the user's file.
+
+    Costs that the user's cache holds from a busy day would decide draft lengths. The cache's other entries
+    stay visible.
+    """
     from spac import env
 
-    name, before, kept = env.CACHE_HOME.name, os.environ.get(env.CACHE_HOME.name), env.cache_folder()
-    home = tmp_path_factory.mktemp("cache")
+    kept, home = env.cache_folder(), tmp_path_factory.mktemp("cache")
     (home / "spac").mkdir()
     for entry in kept.iterdir() if kept.is_dir() else ():
         if entry.name != "costs":
             (home / "spac" / entry.name).symlink_to(entry)
-    os.environ[name] = str(home)
-    yield
-    if before is None:
-        del os.environ[name]
-    else:
-        os.environ[name] = before
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in (env.CACHE_HOME, env.CONFIG_HOME):
+            patch.setenv(variable.name, str(home))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ def load() -> Path:
         _refuse_other_library(path)
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", STREAMS)  # The driver reads it once.
         _handle = _open(path)
-        env.LIB_PATH.set(path.parent)
+        os.environ[env.LIB_PATH.name] = str(path.parent)
     return path
 
 

@@ -1,79 +1,38 @@
-"""The environment variables that spac reads or sets, declared once: name, type, default and meaning.
+"""The environment variables that spac reads or sets, declared once: name, meaning and form.
 
 The settings of a run are options of the programs and fields of their configuration. Environment variables
-concern the process, the machine, or tests.
+concern the process, the machine, debugging and tests. docs/options.md has the table of them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from spac.errors import InputError
 from spac.machine.device_memory import SIZES, parse_size
 
-
-@dataclass(frozen=True)
-class Folder:
-    """A variable that holds a folder. An empty value counts as not set."""
-
-    name: str
-    doc: str
-
-    def get(self) -> Path | None:
-        """Return the folder; None if it is not set."""
-        value = os.environ.get(self.name, "")
-        return Path(value) if value else None
-
-    def set(self, folder: Path) -> None:
-        """Set the variable for this process and its children."""
-        os.environ[self.name] = str(folder)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Text:
-    """A variable that holds any text. An empty value counts as not set."""
+class Variable(Generic[Value]):
+    """A variable. `parse` makes its value from the text, and raises ValueError for an invalid one."""
 
     name: str
     doc: str
+    parse: Callable[[str], Value]
 
-    def get(self) -> str:
-        """Return the text; "" if it is not set."""
-        return os.environ.get(self.name, "")
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """A variable that holds `name=value` pairs, separated by commas. `known` has their names and types."""
-
-    name: str
-    known: dict[str, type[int] | type[float] | type[str]]
-    doc: str
-
-    def lists(self) -> list[dict[str, Any]]:
-        """Return the pairs of each list, where semicolons separate lists; none if the variable is not set.
-
-        Raise InputError for an unknown name, and for a number that is not finite or less than 0.
-        """
+    def get(self) -> Value | None:
+        """Return the value; None if the variable is not set, or empty. Raise InputError if it is invalid."""
         text = os.environ.get(self.name, "")
-        return [self._pairs(part) for part in text.split(";")] if text else []
-
-    def _pairs(self, text: str) -> dict[str, Any]:
-        pairs: dict[str, Any] = {}
-        for pair in filter(None, map(str.strip, text.split(","))):
-            key, _, value = (part.strip() for part in pair.partition("="))
-            try:
-                pairs[key] = self.known[key](value)
-                if self.known[key] is not str and not 0 <= pairs[key] < float("inf"):
-                    raise ValueError
-            except (KeyError, ValueError):
-                names = ", ".join(self.known)
-                raise InputError(
-                    f"{self.name}: '{pair}' is not valid: write NAME=VALUE with a name of {names}"
-                ) from None
-        return pairs
+        try:
+            return self.parse(text) if text else None
+        except ValueError as error:
+            raise InputError(f"{self.name}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -85,11 +44,11 @@ class Parts:
     """
 
     name: str
-    known: dict[str, str]
     doc: str
+    known: dict[str, str]
 
     def get(self, part: str) -> bool | None:
-        """Return True if a part is on and False if it is off; None if nothing is said about it.
+        """Return True if a part, or "safe", is on and False if it is off; None if nothing is said about it.
 
         Raise InputError for an unknown part.
         """
@@ -101,100 +60,73 @@ class Parts:
                     f"{self.name}: '{word}' is not valid: write safe, or parts with no- before what is "
                     f"off, of {', '.join(self.known)}"
                 )
-            found |= dict.fromkeys(self.known, False) if word == "safe" else {named: named == word}
+            found |= dict.fromkeys(self.known, False) if word == "safe" else {}
+            found[named] = named == word
         return found.get(part)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A variable that is one of some words. An empty value counts as not set."""
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"'{text}' is not one of {', '.join(words)}")
+        return text
 
-    name: str
-    words: tuple[str, ...]
-    doc: str
-
-    def get(self) -> str | None:
-        """Return the word; None if it is not set. Raise InputError for any other value."""
-        value = os.environ.get(self.name, "")
-        if value and value not in self.words:
-            raise InputError(f"{self.name}: '{value}' is not one of {', '.join(self.words)}")
-        return value or None
+    return parse
 
 
-@dataclass(frozen=True)
-class Number:
-    """A variable that is a number from 0 on. An empty value counts as not set."""
-
-    name: str
-    doc: str
-
-    def get(self) -> float | None:
-        """Return the number; None if it is not set. Raise InputError for any other value."""
-        value = os.environ.get(self.name, "")
-        if value == "":
-            return None
-        try:
-            number = float(value)
-            if not 0 <= number < float("inf"):
-                raise ValueError
-        except ValueError:
-            raise InputError(f"{self.name}: '{value}' is not a number from 0 on") from None
-        return number
+def _number(text: str) -> float:
+    try:
+        if 0 <= (number := float(text)) < float("inf"):
+            return number
+    except ValueError:
+        pass
+    raise ValueError(f"'{text}' is not a number from 0 on")
 
 
-@dataclass(frozen=True)
-class Size:
-    """A variable that is a number of bytes, with or without a unit. An empty value counts as not set."""
-
-    name: str
-    doc: str
-
-    def get(self) -> int | None:
-        """Return the number of bytes; None if it is not set. Raise InputError for an invalid size."""
-        value = os.environ.get(self.name, "").strip()
-        n_bytes = int(value) if value.isdecimal() else parse_size(value)
-        if value and n_bytes is None:
-            raise InputError(f"{self.name}: '{value}' is not {SIZES}")
-        return n_bytes
+def _size(text: str) -> int:
+    n_bytes = int(text) if text.strip().isdecimal() else parse_size(text)
+    if n_bytes is None:
+        raise ValueError(f"'{text}' is not {SIZES}")
+    return n_bytes
 
 
-LIB_PATH = Folder(
-    "LLAMA_CPP_LIB_PATH",
-    "The folder from which llama-cpp-python takes libllama.so. spac sets it to the folder of its own "
-    "library when it loads that library. A value from outside is not read.",
+_SIMULATED: dict[str, type[int] | type[float] | type[str]] = {
+    **dict.fromkeys(("upload_gb_s", "latency_us", "delay_us", "spin_us", "kernel_share"), float),
+    **dict.fromkeys(("memory_mb", "fail_uploads", "n_threads", "pin_limit_mb"), int),
+    "fault": str,
+}
+"""The settings of a simulated device, and their types."""
+
+
+def _devices(text: str) -> list[dict[str, Any]]:
+    return [dict(map(_setting, filter(None, map(str.strip, part.split(","))))) for part in text.split(";")]
+
+
+def _setting(pair: str) -> tuple[str, Any]:
+    key, _, value = (part.strip() for part in pair.partition("="))
+    try:
+        found = _SIMULATED[key](value)
+        if isinstance(found, str) or 0 <= found < float("inf"):
+            return key, found
+    except (KeyError, ValueError):
+        pass
+    raise ValueError(f"'{pair}' is not valid: write NAME=VALUE with a name of {', '.join(_SIMULATED)}")
+
+
+API_KEY = Variable(
+    "SPAC_API_KEY", "The key that clients of the server must send. `--api-key` takes precedence.", str
 )
-DEVICE = Text(
+DEVICE = Variable(
     "SPAC_DEVICE",
     "The device that `--device auto` means, such as CUDA1, simulated or cpu, or several, such as "
     "CUDA0,CUDA1. Not set: all GPUs, or the CPU alone without one.",
-)
-STATE = Choice(
-    "SPAC_STATE",
-    ("auto", "off"),
-    "The meaning of `--state auto`. off keeps nothing of what schedulers learn, for tests and comparisons. "
-    "If it is not set, it is auto.",
-)
-SIMULATED_DEVICE = Pairs(
-    "SPAC_SIMULATED_DEVICE",
-    {
-        "upload_gb_s": float,
-        "latency_us": float,
-        "delay_us": float,
-        "memory_mb": int,
-        "fail_uploads": int,
-        "n_threads": int,
-        "spin_us": float,
-        "pin_limit_mb": int,
-        "kernel_share": float,
-        "fault": str,
-    },
-    "How the simulated device behaves, for tests and for seeing what a slow link does, such as "
-    '"upload_gb_s=4,latency_us=10,memory_mb=64". The names are those of _core.set_simulated_device. Further '
-    'devices, simulated1 and so on, follow after semicolons, such as "memory_mb=64;memory_mb=32". Not set: '
-    "one device, as fast as memory, half of the host's.",
+    str,
 )
 FORM = Parts(
     "SPAC_FORM",
+    "The form of the split: parts with commas between them, as in `no-ahead,no-masks`. `safe` switches all "
+    "of them off, for devices and drivers on which one fails, and layers do not look ahead unless "
+    "`--lookahead` says so. If nothing is said about a part, the device decides.",
     {
         "masks": "The device reads the ids masks itself. Without it, the CPU lists the experts in slots, and "
         "the device waits. CUDA, whose kernels have been tried, and the simulated device do this.",
@@ -204,83 +136,88 @@ FORM = Parts(
         "read and write themselves. Without it, they are copied, which takes longer. CUDA does this.",
         "pinned": "The driver pins experts in host memory: it registers the file's mapping. Without it, "
         "copies go through a staging buffer, and prompts are slower. All drivers that can do this.",
-        "lookahead": "Layers look ahead where --lookahead is not given. GPUs do this.",
-        "whole": "A model whose experts all fit runs without the split, on GPUs with memory of their own.",
-        "rehearsal": "The largest graphs run once before experts get slots, so that the device's libraries "
-        "have taken their memory. GPUs do this.",
         "schedule-beside": "The scheduler works on a thread of its own while the next step computes. Without "
         "a word, steps in turns decide if that is faster.",
         "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "
         "the layer will probably leave to them into the processor's caches. Without a word, steps in turns "
-        "decide if that is faster.",
+        "decide if that is faster, on GPUs alone.",
         "cpu-kernels": "The CPU takes the faster of llama.cpp's functions and spac's kernels, for each type "
         "of weights. This is measured once per machine. Without it, llama.cpp's functions compute. The "
         "results are the same. All CPUs with kernels do this.",
-        "pin-threads": "Each thread that computes is bound to the next best CPU: first threads of cores come "
-        "first, and performance cores come before others. Without it, the system places them. Without a "
-        "word, all threads share the best CPUs, as many as there are threads, on machines with two kinds of "
-        "cores or several NUMA nodes. Others leave it to the system, because a bound thread waits where "
-        "another program runs. The thread that decodes belongs to the application, and is never bound.",
         # No GPU has shown enough of this one to switch it on.
         "upload-threads": "Threads bring experts that are not pinned to pinned memory: for long prompts "
         "where that is faster than the driver's way, which the first such copy decides, and two threads for "
-        "copies beside steps.",
+        "copies beside steps. Off without a word.",
     },
-    "The form of the split, such as no-ahead,no-in-place. If nothing is said about a part, the device "
-    "decides. safe switches all parts off, for devices and drivers on which one fails.",
 )
-GATE_TIMEOUT = Number(
+GATE_TIMEOUT = Variable(
     "SPAC_GATE_TIMEOUT",
     "The number of seconds that the CPU waits for a layer that was queued ahead of it. After that, one line "
-    "says where it waited, the step fails, and later steps do not launch ahead. If it is not set, it is 20. "
-    "0 waits for ever, for debuggers.",
+    "says where it waited, the step fails, and later steps do not launch ahead. Not set: 20. 0 waits for "
+    "ever, for debuggers.",
+    _number,
 )
-RPC_TIMEOUT = Number(
+PIN_LIMIT = Variable(
+    "SPAC_PIN_LIMIT",
+    "The most bytes of experts that may be pinned, of all models of the process together, such as 64G. "
+    "Experts beyond it are treated as with `SPAC_FORM=no-pinned`. Not set: all are pinned. Under WSL2, which "
+    "pins no more, half of the memory is.",
+    _size,
+)
+RPC_TIMEOUT = Variable(
     "SPAC_RPC_TIMEOUT",
     "The number of seconds for which an RPC server may be silent while something is expected of it: an "
     "answer, or room for more data. After that the connection is lost. The longest such time is that of a "
-    "prompt's graph on the server's layers. If it is not set, it is 60. 0 waits for ever.",
+    "prompt's graph on the server's layers. Not set: 60. 0 waits for ever.",
+    _number,
 )
-PIN_LIMIT = Size(
-    "SPAC_PIN_LIMIT",
-    "The most bytes of experts that may be pinned, of all models of the process together, such as 64G. "
-    "Experts beyond it are treated as with SPAC_FORM=no-pinned. If it is not set, all are pinned. Under "
-    "WSL2, which pins no more, half of the memory is.",
+SIMULATED_DEVICE = Variable(
+    "SPAC_SIMULATED_DEVICE",
+    "How the simulated device behaves, for tests and for seeing what a slow link does, such as "
+    f"`upload_gb_s=4,latency_us=10,memory_mb=64`. Its settings are {', '.join(_SIMULATED)}. Further devices, "
+    "simulated1 and so on, follow after semicolons. Not set: one device, as fast as memory, half of the "
+    "host's.",
+    _devices,
 )
-CPU_VARIANT = Choice(
+STATE = Variable(
+    "SPAC_STATE",
+    "For tests and comparisons, `off` keeps nothing of what schedulers learn, where `--state auto` would.",
+    _one_of("auto", "off"),
+)
+CPU_VARIANT = Variable(
     "SPAC_CPU_VARIANT",
-    ("baseline", "avx2", "avx512"),
-    "For tests: the variant of a wheel's library. If it is not set, the CPU's instruction sets decide. A "
-    "build from source has one library, made for its machine.",
+    "For tests, `baseline`, `avx2` or `avx512` is the variant of a wheel's library. Not set: the CPU's "
+    "instruction sets decide. A build from source has one library, made for its machine.",
+    _one_of("baseline", "avx2", "avx512"),
 )
-CACHE_HOME = Folder(
-    "XDG_CACHE_HOME",
-    "The user's folder for files that can be made again. If it is not set, it is ~/.cache. spac uses spac/ "
-    "in it.",
-)
-STATE_HOME = Folder(
-    "XDG_STATE_HOME",
-    "The user's folder for files in which programs remember things, such as the lines typed into the chat. "
-    "If it is not set, it is ~/.local/state. spac uses spac/ in it.",
-)
-CONFIG_HOME = Folder(
-    "XDG_CONFIG_HOME",
-    "The user's folder for settings. If it is not set, it is ~/.config. spac reads spac/config.toml in it.",
-)
-CONFIG = Text(
-    "SPAC_CONFIG",
-    "The file of options that `spac run`, `spac chat` and `spac serve` start from, in place of "
-    "spac/config.toml in the folder of settings. /dev/null stands for no such options.",
-)
-NO_COLOR = Text(
-    "NO_COLOR", "If it is not empty, programs write plain text, without color and rendered Markdown."
-)
-EXEC = Text(
+EXEC = Variable(
     "SPAC_EXEC",
-    "The options that `spac exec` passes on to the program and its child processes: the arguments of "
-    "`spac.enable()`, as JSON.",
+    "Set by `spac exec` for the program and its child processes: the arguments of `spac.enable()`, as JSON.",
+    str,
 )
-API_KEY = Text("SPAC_API_KEY", "The key that clients of the server must send. --api-key takes precedence.")
+LIB_PATH = Variable(
+    "LLAMA_CPP_LIB_PATH",
+    "Set for llama-cpp-python when spac loads its own library. A value from outside is not read.",
+    Path,
+)
+CACHE_HOME = Variable(
+    "XDG_CACHE_HOME",
+    "The user's folder for files that can be made again. spac keeps measured costs in spac/costs there, and "
+    "what schedulers learned in spac/states. Not set: ~/.cache.",
+    Path,
+)
+STATE_HOME = Variable(
+    "XDG_STATE_HOME",
+    "The user's folder for what programs remember, such as the lines typed into the chat. Not set: "
+    "~/.local/state.",
+    Path,
+)
+CONFIG_HOME = Variable(
+    "XDG_CONFIG_HOME",
+    "The user's folder for settings. spac reads the options in spac/config.toml there. Not set: ~/.config.",
+    Path,
+)
+NO_COLOR = Variable("NO_COLOR", "If it is set, programs write no color and no rendered Markdown.", str)
 
 
 def cache_folder() -> Path:
@@ -290,7 +227,7 @@ def cache_folder() -> Path:
 
 def config_file() -> Path:
     """Return the file with the user's default options. It may not exist."""
-    return Path(CONFIG.get() or (CONFIG_HOME.get() or Path.home() / ".config") / "spac" / "config.toml")
+    return (CONFIG_HOME.get() or Path.home() / ".config") / "spac" / "config.toml"
 
 
 def state_folder() -> Path:

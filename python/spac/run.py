@@ -208,10 +208,7 @@ def unescaped(text: str) -> str:
     """
 
     def meant(match: re.Match[str]) -> str:
-        if match[2] is not None:
-            return _MEANING[match[2]]
-        byte = bytes([int(match[1], 16)])
-        return byte.decode("utf-8", "surrogateescape")
+        return _MEANING.get(match[2]) or bytes.fromhex(match[1]).decode("utf-8", "surrogateescape")
 
     # Bytes that form a character in UTF-8 become that character. Others stay bytes.
     return _ESCAPE.sub(meant, text).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")

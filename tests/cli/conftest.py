@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -31,6 +33,18 @@ class Outcome:
         assert len(lines) == 1, f"one line was promised, not:\n{self.err}"
         assert "Traceback" not in self.err
         return lines[0]
+
+    @property
+    def refusal(self) -> str:
+        """Return the one line of a run that bad input has ended."""
+        assert (self.code, self.out) == (2, "")
+        return self.error
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Return the figures of a good run with --stats json."""
+        assert self.code == 0, self.err
+        return cast("dict[str, Any]", json.loads(self.err.splitlines()[-1]))
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -6,24 +6,15 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spac import env
 from spac.cli.completion import parser_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 PROGRAMS = (
-    "setup",
-    "run",
-    "chat",
-    "serve",
-    "exec",
-    "bench",
-    "report",
-    "models",
-    "doctor",
-    "completion",
+    "setup", "run", "chat", "serve", "exec", "bench", "report", "models", "doctor", "completion",
     "rpc-server",
-)
-
-
+)  # fmt: skip
+VARIABLES = [each for each in vars(env).values() if isinstance(each, env.Variable | env.Parts)]
 OTHER = {"options": "others", "positional arguments": "others"}
 """The page's titles for the groups to which argparse gives a title."""
 
@@ -67,6 +58,12 @@ def page() -> str:
         lines += ["", f"## {title[0].upper()}{title[1:]}", ""]
         lines += ["| option | what it does | `spac …` |", "| --- | --- | --- |"]
         lines += [str(row) for row in rows.values() if row.title == title]
+    lines += ["", "## Environment variables", ""]
+    lines += ["They are for debugging and tests, except for the server's key.", ""]
+    lines += ["| variable | meaning |", "| --- | --- |"]
+    lines += [f"| `{each.name}` | {each.doc} |" for each in VARIABLES]
+    lines += ["", f"### Parts of {env.FORM.name}", "", "| part | what it does |", "| --- | --- |"]
+    lines += [f"| `{part}` | {text} |" for part, text in env.FORM.known.items()]
     return "\n".join(lines) + "\n"
 
 

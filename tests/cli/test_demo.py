@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from spac import demo
 
 
 def test_the_demo_pair_runs_by_itself(spac_run):
     outcome = spac_run("-n", 48, "--device", "simulated", "--stats", "json")
-    assert outcome.code == 0
     assert outcome.out.startswith(demo.PROMPT)
-    stats = json.loads(outcome.err.splitlines()[-1])
+    stats = outcome.stats
     assert stats["generated_tokens"] > 0
     assert stats["draft_types"] == ["draft-simple"]
     assert 0 < stats["acceptance"] < 1

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import Counter
 
 import spac.demo as demo
+from spac import env
 from spac.chat.commands import COMMANDS
 from spac.errors import InputError
 from spac.scheduler import make, names
@@ -24,7 +25,7 @@ from spac.serve.routes import ANSWERS, READS, SHORT, TOOLS
 from spac.serve.state import SLOTS
 from spac.stats import RunStats
 from tests.cli.conftest import environment
-from tests.cli.options_page import PAGE, PROGRAMS, page, parser_of
+from tests.cli.options_page import PAGE, PROGRAMS, VARIABLES, page, parser_of
 from tests.cli.test_readme import PAGES, README, rows
 
 EXAMPLES = [
@@ -109,8 +110,13 @@ def test_every_option_is_on_its_page():
 
 
 def test_an_option_has_one_row():
-    options = [row[0].split("`")[1] for row in rows(PAGE.read_text())[len(PROGRAMS) :]]
-    assert len(options) == len(set(options))
+    named = [row[0].split("`")[1] for row in rows(PAGE.read_text())[len(PROGRAMS) :]]
+    assert len(named) == len(set(named))
+
+
+def test_variables_are_few():
+    assert len([each for each in VARIABLES if each.name.startswith("SPAC_")]) <= 10
+    assert len(env.FORM.known) <= 8
 
 
 def test_every_figure_is_in_the_statistics():

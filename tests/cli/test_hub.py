@@ -59,21 +59,7 @@ def spac(hub, tmp_path):
 
 
 def test_a_run_by_name_then_offline(spac, hub):
-    words = [
-        "run",
-        "-p",
-        "x",
-        "-n",
-        "3",
-        "--stats",
-        "none",
-        "-t",
-        "1",
-        "--draft-max",
-        "2",
-        "-hf",
-        "tiny/moe-GGUF",
-    ]
+    words = ("run", "-p", "x", "-n", 3, "--stats", "none", "-t", 1, "--draft-max", 2, "-hf", "tiny/moe-GGUF")
     first = spac(*words, "-hfd", "tiny/draft", "--temp", 0)
     assert first.returncode == 0, first.stderr
     assert hub.ranges == ["", ""]
@@ -91,33 +77,9 @@ def test_a_run_by_name_then_offline(spac, hub):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_program_has_the_options(program):
     words = ["-hf", "a/b:Q8_0", "--hf-file", "c.gguf", "-hft", "hf_x", "--offline"]
-    options = parser_of(program).parse_args([*words, *([] if program == "doctor" else ["-hfrd", "a/d"])])
-    assert (options.hf_repo, options.hf_file, options.offline) == (Name("a/b", "Q8_0"), "c.gguf", True)
-    assert options.hf_token == "hf_x"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-m", "x.gguf", "-hf", "a/b"], "--target and a target by name both say which model runs"),
-        (["-m", "x.gguf", "-md", "y.gguf", "-hfd", "a/b"], "--draft and a draft by name both say"),
-        (["-hfd", "a/b"], "a draft without a target"),
-        (["-hff", "a.gguf"], "add --hf-repo OWNER/REPO"),
-        (["-hf", "a"], "'a' is not OWNER/REPO or OWNER/REPO:QUANT, nor a short name: deepseek-v2-lite, gpt-"),
-        (["-hf", "gpt-oss-2b"], "nor a short name: gpt-oss-20b"),
-        (["-m", "gpt-oss-2b"], "gpt-oss-2b: there is no such file or short name; did you mean gpt-oss-20b"),
-        (["glm-4.5-ari"], "'glm-4.5-ari' belongs to no option and is no model's name; did you mean glm"),
-    ],
-)
-def test_what_does_not_go_together(capsys, words, said):
-    from spac.run import main
-
-    try:
-        code = main([*words, "-p", "x"])
-    except SystemExit as exit_:
-        code = exit_.code
-    assert code == 2
-    assert said in capsys.readouterr().err
+    given = parser_of(program).parse_args([*words, *([] if program == "doctor" else ["-hfrd", "a/d"])])
+    found = (given.hf_repo, given.hf_file, given.hf_token, given.offline)
+    assert found == (Name("a/b", "Q8_0"), "c.gguf", "hf_x", True)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -148,12 +110,16 @@ def test_a_short_name_is_a_repository():
 # spac models
 
 
+SIZES = {"n_expert": 12, "n_ff_exp": 128}
+
+
 @pytest.fixture
-def rows(tiny_model, tmp_path):
-    """Return a function that makes the rows of two models and of a damaged file."""
+def rows(tiny_model, tmp_path, monkeypatch):
+    """Return a function that makes the rows of two models and of a damaged file, with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "bad.gguf").write_text("GGUF")
     files = [
-        ("a/Qwen3-30B-A3B-GGUF:F32", tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)),
+        ("a/Qwen3-30B-A3B-GGUF:F32", tiny_model("qwen3moe", **SIZES)),
         ("a/Qwen3-0.6B-GGUF:F32", tiny_model("qwen3")),
         ("a/bad:Q8_0", tmp_path / "bad.gguf"),
     ]
@@ -166,23 +132,19 @@ def test_what_would_fit(rows, monkeypatch):
     assert (moe.experts, moe.expert_layers, moe.active, moe.slots) == (12, 3, 2, 36)
     assert (dense.experts, dense.slots, dense.dense_fits) == (0, None, True)
     assert "bad.gguf" in bad.fault
-    assert moe.tokens_per_second is None
-    assert moe.drafts == ("a/Qwen3-0.6B-GGUF:F32 (untried)",)
+    assert (moe.tokens_per_second, moe.drafts) == (None, ("a/Qwen3-0.6B-GGUF:F32 (untried)",))
     text = "\n".join(models.table(rows("300M"), device_room(VramLimit.parse("300M"))))
-    assert "36 of 36" in text
-    assert "not measured" in text
+    assert all(words in text for words in ("36 of 36", "not measured"))
     moe = rows("256M")[0]
     assert (moe.slots, moe.dense_fits) == (0, False)
     assert "the rest does not fit" in models._cells(moe)
 
 
 def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("SPAC_DEVICE", "simulated")
-    target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
-    cpu, library = cpu_description(), cache._library()
-    key = cache.Key(cpu, 7, "simulated, 1 MiB, paged", cache.fingerprint(target), "none", library)
-    cache.store(key, costs())
+    target = tiny_model("qwen3moe", **SIZES)
+    setting = "simulated, 1 MiB, paged", cache.fingerprint(target), "none", cache._library()
+    cache.store(cache.Key(cpu_description(), 7, *setting), costs())
     (tmp_path / "spac" / "costs" / "other.json").write_text("{}")
     moe, dense, _ = rows(None)
     assert moe.tokens_per_second == pytest.approx(1 / costs().verify(1))
@@ -190,25 +152,20 @@ def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_
     assert cache.newest(target, "CUDA0") is None
 
 
-def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch):
     monkeypatch.setenv("SPAC_DEVICE", "cpu")
-    lines = [models.head(None), *models.table(rows(None), None)]
-    assert "tokens/s on the CPU alone" in lines[1]
-    assert "not measured" in lines[2]
+    lines = list(models.table(rows(None), None))
+    assert "tokens/s on the CPU alone" in lines[0]
+    assert "not measured" in lines[1]
     assert not [line for line in lines if line.startswith("tokens/s (")]
-    config = EngineConfig(
-        tiny_model("qwen3moe", n_expert=12, n_ff_exp=128), device="cpu", threads=1, ctx=128,
-        sampling=SamplingConfig(ignore_eos=True),
-    )  # fmt: skip
-    with Engine(config) as engine:
+    target, sampling = tiny_model("qwen3moe", **SIZES), SamplingConfig(ignore_eos=True)
+    with Engine(EngineConfig(target, device="cpu", threads=1, ctx=128, sampling=sampling)) as engine:
         "".join(engine.generate("x", 40))
     found = rows(None)
-    measured = cache.newest(config.target, "cpu")
-    assert found[0].tokens_per_second == 1 / measured.verify(1)
+    assert found[0].tokens_per_second == 1 / cache.newest(target, "cpu").verify(1)
     assert [row.speed_from for row in found] == ["runs", "", ""]
-    lines = [models.head(None), *models.table(found, None)]
-    assert lines[2].endswith(" (runs)")
+    lines = list(models.table(found, None))
+    assert lines[1].endswith(" (runs)")
     assert [line for line in lines if line.startswith("tokens/s (runs): ")]
 
 
@@ -259,20 +216,18 @@ def test_the_demo_pair_is_the_one_that_was_tried():
     assert "a draft for demo: demo draft (tried)" in models.table(rows, None)
 
 
-@pytest.mark.parametrize(
-    ("target", "draft"),
-    [
-        ("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", "Qwen/Qwen3-0.6B-GGUF:Q8_0"),
-        ("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", "unsloth/Qwen3-1.7B-GGUF:Q4_K_M"),
-        ("unsloth/Qwen3-235B-A22B-Instruct-2507-GGUF:Q4_K_M", "Qwen/Qwen3-0.6B-GGUF:Q8_0"),
-        ("ggml-org/gpt-oss-120b-GGUF:MXFP4", "ggml-org/gpt-oss-20b-GGUF:MXFP4"),
-        ("bartowski/DeepSeek-Coder-V2-Instruct-GGUF:Q4_K_M", "a/DeepSeek-Coder-V2-Lite-Instruct-GGUF:Q4_K_M"),
-    ],
-)
-def test_published_names_are_known(target, draft):
-    class Info:
-        n_mtp_layers = 0
+QWEN = "Qwen/Qwen3-0.6B-GGUF:Q8_0"
 
+
+@pytest.mark.parametrize(("target", "draft"), [
+    ("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", QWEN),
+    ("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", "unsloth/Qwen3-1.7B-GGUF:Q4_K_M"),
+    ("unsloth/Qwen3-235B-A22B-Instruct-2507-GGUF:Q4_K_M", QWEN),
+    ("ggml-org/gpt-oss-120b-GGUF:MXFP4", "ggml-org/gpt-oss-20b-GGUF:MXFP4"),
+    ("bartowski/DeepSeek-Coder-V2-Instruct-GGUF:Q4_K_M", "a/DeepSeek-Coder-V2-Lite-Instruct-GGUF:Q4_K_M"),
+])  # fmt: skip
+def test_published_names_are_known(target, draft):
+    info = SimpleNamespace(n_mtp_layers=0)
     others = [target, draft, "Qwen/Qwen3-Embedding-0.6B-GGUF:Q8_0", "a/b"]
-    assert list(models._drafts(target, Info(), others)) == [f"{draft} (untried)"]
-    assert list(models._drafts(draft, Info(), others)) == []
+    assert list(models._drafts(target, info, others)) == [f"{draft} (untried)"]
+    assert list(models._drafts(draft, info, others)) == []

@@ -22,15 +22,3 @@ def test_an_image_and_a_prompt(spac_run, files):
     seen = spac_run(*words, "--mmproj", mmproj, "--image", image, "-p", "x <__media__> y")
     assert (seen.code, seen.err) == (0, "")
     assert seen.out not in ("", "\n", plain.out)
-
-
-def test_what_is_refused(spac_run, files):
-    target, mmproj, image = files
-    for words, text in (
-        (["--image", image], "add --mmproj FILE"),
-        (["--mmproj", mmproj, "--image", "no.png"], "no.png: the image cannot be read: No such file"),
-        (["--mmproj", mmproj, "--image", target], "image cannot be decoded"),
-        (["--mmproj", target, "--image", image], "this is no projector"),
-    ):
-        outcome = spac_run("-m", target, "-p", "x", "-q", "--device", "cpu", *words)
-        assert (outcome.code, text in outcome.error) == (2, True), outcome.err

@@ -15,61 +15,79 @@ import pytest
 from spac.cli.interrupt import Interrupt
 
 
+@pytest.fixture
+def work() -> list[Callable[[], None]]:
+    """Return the list whose function stops what runs; it is empty while nothing runs."""
+    return []
+
+
+@pytest.fixture
+def entered(work: list[Callable[[], None]]) -> Interrupt:
+    return Interrupt(lambda: work[0] if work else None)
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.mark.parametrize("_", range(40))
-def test_what_runs_is_asked_once_and_then_over(_: int) -> None:
+def test_what_runs_is_asked_once_and_then_over(
+    _: int, work: list[Callable[[], None]], entered: Interrupt
+) -> None:
     asked: list[float] = []
-    work: list[Callable[[], None]] = []
 
     def stop() -> None:
         asked.append(time.monotonic())
         work.clear()  # nothing runs any more when the other thread looks
 
     work.append(stop)
-    with Interrupt(lambda: work[0] if work else None):
-        os.kill(os.getpid(), signal.SIGINT)
+    with entered:
+        press()
         time.sleep(0.002)
     assert len(asked) == 1
 
 
-def test_what_has_ended_when_the_watcher_looks_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_ended_when_the_watcher_looks_was_asked(
+    monkeypatch: pytest.MonkeyPatch, work: list[Callable[[], None]], entered: Interrupt
+) -> None:
     asked: list[str] = []
-    work: list[Callable[[], None]] = [lambda: asked.append("first")]
+    work.append(lambda: asked.append("first"))
     read = os.read
 
     def late(file: int, n: int) -> bytes:
         data = read(file, n)
-        if data:
-            time.sleep(0.05)
+        time.sleep(0.05 if data else 0)
         return data
 
     monkeypatch.setattr("spac.cli.interrupt.os.read", late)
-    with Interrupt(lambda: work[0] if work else None):
-        os.kill(os.getpid(), signal.SIGINT)
+    with entered:
+        press()
         work.clear()  # the work ends, and nothing runs for a moment
         time.sleep(0.1)
     assert asked == ["first"]
 
 
-def test_what_begins_is_asked_where_the_exception_was_swallowed() -> None:
+def test_what_begins_is_asked_where_the_exception_was_swallowed(
+    work: list[Callable[[], None]], entered: Interrupt
+) -> None:
     asked: list[str] = []
-    work: list[Callable[[], None]] = []
-    with Interrupt(lambda: work[0] if work else None):
+    with entered:
         with contextlib.suppress(KeyboardInterrupt):  # a library may swallow it so in a callback
-            os.kill(os.getpid(), signal.SIGINT)
+            press()
         time.sleep(0.2)
         work.append(lambda: asked.append("begun"))
         time.sleep(0.3)
     assert asked == ["begun"]
 
 
-def test_where_nothing_runs_it_is_raised() -> None:
-    def press() -> None:
-        with Interrupt(lambda: None):
-            os.kill(os.getpid(), signal.SIGINT)
+def test_where_nothing_runs_it_is_raised(entered: Interrupt) -> None:
+    def pressed() -> None:
+        with entered:
+            press()
             time.sleep(0.5)
 
     with pytest.raises(KeyboardInterrupt):
-        press()
+        pressed()
 
 
 def test_little_is_imported_before_ctrl_c_is_handled() -> None:
@@ -107,15 +125,11 @@ interrupt.end_at_second_signal(signal.SIGINT, signal.SIGTERM)
 ENTERED = "interrupt.Interrupt(lambda: lambda: None, insistent={}).__enter__()"
 
 
-@pytest.mark.parametrize(
-    ("prepare", "numbers", "wait_s"),
-    [
-        (HANDLED, (signal.SIGTERM, signal.SIGTERM), 0.6),
-        (HANDLED, (signal.SIGTERM, signal.SIGINT), 0.6),
-        (ENTERED.format(True), (signal.SIGINT, signal.SIGINT), 0.6),
-        (ENTERED.format(False), (signal.SIGINT, signal.SIGINT), 3.1),
-    ],
-)
+@pytest.mark.parametrize(("prepare", "numbers", "wait_s"), [
+    (HANDLED, (signal.SIGTERM, signal.SIGTERM), 0.6), (HANDLED, (signal.SIGTERM, signal.SIGINT), 0.6),
+    (ENTERED.format(True), (signal.SIGINT, signal.SIGINT), 0.6),
+    (ENTERED.format(False), (signal.SIGINT, signal.SIGINT), 3.1),
+])  # fmt: skip
 def test_a_second_signal_ends_what_runs_no_python(
     prepare: str, numbers: tuple[signal.Signals, signal.Signals], wait_s: float
 ) -> None:

@@ -21,14 +21,9 @@ def test_reading_a_long_prompt(tmp_path, more, shown):
     prompt = "def f(x):\n    return x\n" * 40
     arguments = ["-m", "spac.run", "--device", "cpu", "--threads", "1", "-n", "4", "--stats", "none", *more]
     child = pexpect.spawn(
-        sys.executable,
-        [*arguments, "--prompt", prompt],
-        cwd=str(tmp_path),
-        env=environment(),
-        encoding="utf-8",
-        timeout=60,
-        dimensions=(24, 80),
-    )
+        sys.executable, [*arguments, "--prompt", prompt],
+        cwd=str(tmp_path), env=environment(), encoding="utf-8", timeout=60, dimensions=(24, 80),
+    )  # fmt: skip
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0

@@ -42,21 +42,12 @@ def offered(card):
     return [model.name for model in models], models[best].name
 
 
-@pytest.mark.parametrize(
-    ("gib", "card", "best"),
-    [
-        (28, "6G", "qwen3-30b-a3b"),
-        (28, "12G", "qwen3-30b-a3b"),
-        (64, "12G", "qwen3-30b-a3b"),
-        (64, "16G", "gpt-oss-120b"),
-        (96, "24G", "glm-4.5-air"),
-        (12, "8G", "gpt-oss-20b"),
-        (28, "", "qwen3-30b-a3b"),
-        (96, "", "qwen3-30b-a3b"),
-        (14, "", "gpt-oss-20b"),
-        (10, "", "deepseek-v2-lite"),
-    ],
-)
+@pytest.mark.parametrize(("gib", "card", "best"), [
+    (28, "6G", "qwen3-30b-a3b"), (28, "12G", "qwen3-30b-a3b"), (64, "12G", "qwen3-30b-a3b"),
+    (64, "16G", "gpt-oss-120b"), (96, "24G", "glm-4.5-air"), (12, "8G", "gpt-oss-20b"),
+    (28, "", "qwen3-30b-a3b"), (96, "", "qwen3-30b-a3b"), (14, "", "gpt-oss-20b"),
+    (10, "", "deepseek-v2-lite"),
+])  # fmt: skip
 def test_the_recommended_model(machine, gib, card, best):
     machine(gib)
     names, recommended = offered(card)
@@ -72,13 +63,10 @@ def test_what_is_shown_is_what_the_documents_say():
     assert f"{row.slots / (row.experts * row.expert_layers):.0%}" == "31%"
 
 
-@pytest.mark.parametrize(
-    ("gib", "card", "said"),
-    [
-        (4, "", "the smallest model known here takes 9.7 GiB of memory, and 4.0 GiB are left: "),
-        (64, "1G", "a GPU of 1.0 GiB has room for 768.0 MiB, too little for the models known here: "),
-    ],
-)
+@pytest.mark.parametrize(("gib", "card", "said"), [
+    (4, "", "the smallest model known here takes 9.7 GiB of memory, and 4.0 GiB are left: "),
+    (64, "1G", "a GPU of 1.0 GiB has room for 768.0 MiB, too little for the models known here: "),
+])  # fmt: skip
 def test_nothing_fits(machine, gib, card, said):
     machine(gib)
     with pytest.raises(InputError, match=said):
@@ -114,12 +102,9 @@ def test_enter_takes_the_recommended_one(terminal, tmp_path):
 
 def test_a_number_and_what_is_none(terminal, capsys):
     name, words = terminal("7\nx\n1\n", "--quiet")
-    assert name == hub.Name.parse("gpt-oss-20b")
-    assert "--quiet" in words
-    assert capsys.readouterr().err.splitlines() == [
-        "spac setup: '7' is not a number from 1 to 3",
-        "spac setup: 'x' is not a number from 1 to 3",
-    ]
+    assert (name, "--quiet" in words) == (hub.Name.parse("gpt-oss-20b"), True)
+    said = [f"spac setup: '{text}' is not a number from 1 to 3" for text in ("7", "x")]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 @pytest.mark.parametrize("text", ["q\n", ""])
@@ -161,13 +146,10 @@ def test_a_full_disk_is_named(monkeypatch, capsys):
 
 
 def test_what_is_lacking_is_named(monkeypatch):
-    monkeypatch.setattr(
-        host, "EXTRAS", {"hf": ("no_such_module",), "chat": ("json",), "completion": ("no_such",)}
-    )
+    monkeypatch.setattr(host, "EXTRAS", {"hf": ("no_such_module",), "chat": ("json",), "completion": ("no",)})
     found = [Finding("cuda-build", "off", "no", "built without CUDA"), Finding("gpu", "off", "none", "needs")]
     monkeypatch.setattr(devices, "gpu", lambda: iter([*found, Finding("driver", "ok", "580")]))
     hf, build = setup.lacking()
-    assert "run `pip install 'spac[hf]'`" in hf
-    assert build == "built without CUDA"
+    assert ("run `pip install 'spac[hf]'`" in hf, build) == (True, "built without CUDA")
     monkeypatch.setattr(devices, "gpu", lambda: iter([*found, Finding("driver", "off", "none", "no")]))
     assert list(setup.lacking()) == [hf]

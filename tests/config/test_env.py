@@ -10,9 +10,9 @@ from spac.errors import InputError
 
 def test_the_simulated_devices_settings(monkeypatch):
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "memory_mb=64, upload_gb_s=0.5, fault=no-signal")
-    assert env.SIMULATED_DEVICE.lists() == [{"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}]
+    assert env.SIMULATED_DEVICE.get() == [{"memory_mb": 64, "upload_gb_s": 0.5, "fault": "no-signal"}]
     monkeypatch.delenv("SPAC_SIMULATED_DEVICE")
-    assert env.SIMULATED_DEVICE.lists() == []
+    assert env.SIMULATED_DEVICE.get() is None
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_the_simulated_devices_settings(monkeypatch):
 def test_settings_that_cannot_be_are_refused(monkeypatch, text):
     monkeypatch.setenv(env.SIMULATED_DEVICE.name, text)
     with pytest.raises(InputError, match="upload_gb_s"):
-        env.SIMULATED_DEVICE.lists()
+        env.SIMULATED_DEVICE.get()
 
 
 def test_a_number_or_nothing(monkeypatch):
@@ -32,6 +32,20 @@ def test_a_number_or_nothing(monkeypatch):
         monkeypatch.setenv(env.GATE_TIMEOUT.name, text)
         with pytest.raises(InputError, match=text):
             env.GATE_TIMEOUT.get()
+
+
+@pytest.mark.parametrize(("variable", "text", "value"), [
+    (env.PIN_LIMIT, "64G", 64 << 30), (env.PIN_LIMIT, "64", 64), (env.PIN_LIMIT, "lots", None),
+    (env.STATE, "off", "off"), (env.STATE, "on", None), (env.CPU_VARIANT, "sse", None),
+    (env.API_KEY, " k", " k"),
+])  # fmt: skip
+def test_sizes_and_words(monkeypatch, variable, text, value):
+    monkeypatch.setenv(variable.name, text)
+    if value is not None:
+        assert variable.get() == value
+        return
+    with pytest.raises(InputError, match=f"^{variable.name}: '{text}' is not "):
+        variable.get()
 
 
 def test_the_form(monkeypatch):
@@ -45,6 +59,8 @@ def test_the_form(monkeypatch):
     }.items():
         monkeypatch.setenv("SPAC_FORM", text)
         assert tuple(map(env.FORM.get, parts)) == values
+    monkeypatch.setenv("SPAC_FORM", "safe,masks")
+    assert env.FORM.get("safe") is True
     for text in ("fast", "no-safe", "ahead=1", "no-"):
         monkeypatch.setenv("SPAC_FORM", text)
         with pytest.raises(InputError, match=f"SPAC_FORM: '{text}' is not valid: write safe, or parts"):

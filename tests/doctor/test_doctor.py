@@ -145,17 +145,17 @@ def test_a_wrong_target_is_one_line(capsys, tmp_path):
 
 
 def test_the_file_of_options(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPAC_CONFIG", str(path := tmp_path / "c.toml"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (path := tmp_path / "spac" / "config.toml").parent.mkdir()
     path.write_text("[all]\nctx = 8192\ntemp = 1\n[run]\n")
     [finding] = host.config()
     assert (finding.state, finding.found) == ("ok", f"{path}: [all] ctx, temp")
     path.write_text("[all")
     [finding] = host.config()
     assert finding.state == "fault"
-    monkeypatch.delenv("SPAC_CONFIG")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path.unlink()
     [finding] = host.config()
-    assert finding.found == f"{tmp_path}/spac/config.toml: sets nothing"
+    assert finding.found == f"{path}: sets nothing"
 
 
 def test_missing_extras_and_folders_are_no_fault(monkeypatch, tmp_path):

@@ -68,9 +68,9 @@ def test_texts_stay_the_same(draft: bool, monkeypatch: pytest.MonkeyPatch) -> No
     if draft:
         options |= {"draft": str(DEMO / "draft.gguf"), "draft_length": 3}
     found = []
-    for form in ("ahead,no-early-rows", "ahead,early-rows", "ahead,lookahead,early-rows"):
+    for form, lookahead in (("ahead,no-early-rows", 0), ("ahead,early-rows", 0), ("ahead,early-rows", 3)):
         monkeypatch.setenv(env.FORM.name, form)
-        text, stats, _ = generate(48, **options)
+        text, stats, _ = generate(48, **options, lookahead=lookahead)
         found.append((text, stats["early_bytes"] > 0))
     assert [text for text, _ in found] == [found[0][0]] * 3
     assert [read for _, read in found] == [False, True, True]

@@ -11,6 +11,7 @@ from spac.engine.memory_budget import Pressure
 from spac.errors import OutOfMemoryError
 
 MIB = 1 << 20
+REHEARSES = "spac.engine.expert_cache.rehearses"
 N_TOKENS = 12
 PROMPT = "def f(n):\n    return n + 1\n" * 12
 SHARE = 10.0  # pools have so many times the largest tensor of a graph
@@ -69,7 +70,7 @@ def test_a_rehearsal_takes_what_the_first_texts_would(
     options = {"draft": tiny_model("qwen3"), "draft_length": draft_length} if draft_length else {}
     with engine_with(**options) as engine:
         expected, stats, kernels = text_of(engine), dict(engine.experts.stats), memory().kernels
-    monkeypatch.setenv("SPAC_FORM", "rehearsal")
+    monkeypatch.setattr(REHEARSES, lambda _pair: True)
     with engine_with(**options) as engine:
         assert engine.experts.slots.n_slots == 6
         assert engine.experts.stats["host_compute_ns"] < stats["host_compute_ns"] / 4
@@ -83,17 +84,17 @@ def test_a_rehearsal_takes_what_the_first_texts_would(
 def test_slots_of_auto_leave_what_the_rehearsal_took(engine_with, monkeypatch, wanted):
     found = {}
     for share in (0, SHARE):
-        for form in ("rehearsal", "no-rehearsal"):
+        for rehearses in (True, False):
             _core.set_simulated_device(memory_mb=12, kernel_share=share)
-            monkeypatch.setenv("SPAC_FORM", form)
+            monkeypatch.setattr(REHEARSES, lambda _pair, answer=rehearses: answer)
             with engine_with(slots="auto") as engine:
-                found[share, form] = engine.experts.slots.n_slots
+                found[share, rehearses] = engine.experts.slots.n_slots
                 assert text_of(engine) == wanted
                 n = engine.experts.slots.n_slots
                 shrank = any("the device's kernels need" in note for note in engine.notes)
-                assert shrank == (n < found[share, form]) == (share > 0 and form == "no-rehearsal")
-    assert found[0, "rehearsal"] == found[0, "no-rehearsal"] == found[SHARE, "no-rehearsal"]
-    assert 0 < found[SHARE, "rehearsal"] < found[0, "rehearsal"]
+                assert shrank == (n < found[share, rehearses]) == (share > 0 and not rehearses)
+    assert found[0, True] == found[0, False] == found[SHARE, False]
+    assert 0 < found[SHARE, True] < found[0, True]
 
 
 @pytest.mark.parametrize("scheduler", ["lru", "logistic", "static"])
@@ -128,7 +129,7 @@ def test_a_rehearsal_leaves_models_alone_that_get_no_slot(engine_with, wanted, m
     with engine_with(slots=0, scheduler="lru", ctx=1024) as engine:
         used = memory().used
         assert engine.experts.slots.n_slots == 0
-    monkeypatch.setenv("SPAC_FORM", "rehearsal")
+    monkeypatch.setattr(REHEARSES, lambda _pair: True)
     with engine_with(slots="auto", ctx=1024, vram_limit=used + 4096) as engine:
         assert engine.experts.slots.n_slots == 0
         assert text_of(engine) == wanted
@@ -137,7 +138,7 @@ def test_a_rehearsal_leaves_models_alone_that_get_no_slot(engine_with, wanted, m
 
 
 def test_a_rehearsal_without_memory_says_what_is_lacking(engine_with, monkeypatch):
-    monkeypatch.setenv("SPAC_FORM", "rehearsal")
+    monkeypatch.setattr(REHEARSES, lambda _pair: True)
     _core.set_simulated_device(memory_mb=14, kernel_share=1000)
     remedy = r"the kernels of simulated need .* more than is free beside the models: give a smaller --ubatch"
     with pytest.raises(OutOfMemoryError, match=remedy):
@@ -146,7 +147,7 @@ def test_a_rehearsal_without_memory_says_what_is_lacking(engine_with, monkeypatc
 
 
 def test_large_graphs_leave_memory_to_the_pools_that_they_need(engine_with, monkeypatch):
-    monkeypatch.setenv("SPAC_FORM", "rehearsal")
+    monkeypatch.setattr(REHEARSES, lambda _pair: True)
     sizes = []
     for share in (0, SHARE):
         _core.set_simulated_device(memory_mb=48, kernel_share=share)

@@ -104,19 +104,22 @@ def test_a_layer_behind_the_last_is_never_foreseen():
 
 
 @pytest.mark.parametrize(
-    ("options", "switch", "layers"),
+    ("options", "on_gpu", "form", "layers"),
     [
-        ({"scheduler": "logistic"}, "", 0),  # the simulated device does not look ahead by default
-        ({"scheduler": "logistic"}, "lookahead", 3),
-        ({"scheduler": "logistic", "lookahead": 2}, "no-lookahead", 2),
-        ({"scheduler": "logistic", "deterministic": True}, "lookahead", 0),
-        ({"scheduler": "static"}, "lookahead", 0),
-        ({"scheduler": "static", "lookahead": 2}, "", 2),
-        ({"scheduler": "none", "lookahead": 2}, "lookahead", 0),
+        ({"scheduler": "logistic"}, False, "", 0),
+        ({"scheduler": "logistic"}, True, "", 3),
+        ({"scheduler": "logistic"}, True, "safe", 0),
+        ({"scheduler": "logistic", "lookahead": 2}, True, "safe", 2),
+        ({"scheduler": "logistic", "deterministic": True}, True, "", 0),
+        ({"scheduler": "static"}, True, "", 0),
+        ({"scheduler": "static", "lookahead": 2}, False, "", 2),
+        ({"scheduler": "none", "lookahead": 2}, True, "", 0),
     ],
 )
-def test_who_looks_ahead_by_default(options, switch, layers, monkeypatch):
-    monkeypatch.setenv("SPAC_FORM", switch)
+def test_who_looks_ahead_by_default(options, on_gpu, form, layers, monkeypatch):
+    monkeypatch.setenv("SPAC_FORM", form)
+    if on_gpu:
+        monkeypatch.setattr(_core.DeviceInfo, "shares_host_cores", False, raising=False)
     stats = generate(8, **options)[1]
     assert stats.lookahead == layers
     assert (stats.foreseen > 0) == (layers > 0)

@@ -33,7 +33,7 @@ NOTE = "all experts fit on simulated: llama.cpp computes the model there, withou
 @pytest.fixture(autouse=True)
 def whole(monkeypatch):
     """Let the simulated device run models without the split, as a GPU does. Give it its memory back."""
-    monkeypatch.setenv(env.FORM.name, "whole")
+    monkeypatch.setattr("spac.model.whole.gains_on", lambda _devices: True)
     yield
     for name in ("simulated", "simulated1"):
         if any(each.name == name for each in _core.devices()):
@@ -107,12 +107,11 @@ def test_statistics_are_those_of_a_model_without_experts():
     assert "hit rate" not in stats.table()
 
 
-def test_the_simulated_device_keeps_the_split_by_default(monkeypatch):
-    for form in ("", "safe", "no-whole"):
-        monkeypatch.setenv(env.FORM.name, form)
-        with closing(ModelPair(config(demo.TARGET), None)) as pair:
-            assert pair.experts is not None
-            assert not pair.placement.whole
+def test_the_simulated_device_keeps_the_split(monkeypatch):
+    monkeypatch.undo()
+    with closing(ModelPair(config(demo.TARGET), None)) as pair:
+        assert pair.experts is not None
+        assert not pair.placement.whole
 
 
 ASKING = {

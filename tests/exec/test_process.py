@@ -65,17 +65,10 @@ def test_the_same_world(run_python, run_exec, tmp_path, words):
     assert run_exec("--slots", 9, *words, PYTHONPATH=path) == expected
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import sys; sys.exit(7)",
-        "def f():\n    raise ValueError('x')\nf()",
-        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-        "print(input())",
-        "import nothing",
-        "1 +",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "import sys; sys.exit(7)", "def f():\n    raise ValueError('x')\nf()",
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "print(input())", "import nothing", "1 +",
+])  # fmt: skip
 def test_the_same_end(run_python, run_exec, tmp_path, code):
     write(tmp_path, app=code)
     assert run_exec("app.py") == run_python("app.py")

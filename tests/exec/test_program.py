@@ -39,18 +39,13 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return str(line)
 
 
-@pytest.mark.parametrize(
-    ("words", "own", "program"),
-    [
-        (["app.py", "--slots", "3"], [], ["app.py", "--slots", "3"]),
-        (["--slots", "3", "app.py", "--", "-x"], ["--slots", "3"], ["app.py", "--", "-x"]),
-        (["--slots=3", "--deterministic", "-m", "a"], ["--slots=3", "--deterministic"], ["-m", "a"]),
-        (["--draft_max", "2", "--", "app.py"], ["--draft_max", "2"], ["app.py"]),
-        (["-md", "d.gguf", "a"], ["-md", "d.gguf"], ["a"]),
-        (["--slots"], ["--slots"], []),
-        ([], [], []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "own", "program"), [
+    (["app.py", "--slots", "3"], [], ["app.py", "--slots", "3"]),
+    (["--slots", "3", "app.py", "--", "-x"], ["--slots", "3"], ["app.py", "--", "-x"]),
+    (["--slots=3", "--deterministic", "-m", "a"], ["--slots=3", "--deterministic"], ["-m", "a"]),
+    (["--draft_max", "2", "--", "app.py"], ["--draft_max", "2"], ["app.py"]),
+    (["-md", "d.gguf", "a"], ["-md", "d.gguf"], ["a"]), (["--slots"], ["--slots"], []), ([], [], []),
+])  # fmt: skip
 def test_options_end_where_the_program_begins(words, own, program):
     assert make_parser().split(words) == (own, program)
 
@@ -113,25 +108,19 @@ def test_python_may_stand_before_the_program(started, tmp_path, python, rest):
     assert started[0] == rest
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["python", "gone.py"], "there is no program 'gone.py'"),
-        (["python", "-m"], "the name of a module is missing"),
-        (["/bin/sh", "app.py"], "/bin/sh is no Python script"),
-        ([], "no program: name a file, a command, or -m MODULE"),
-        (["--slots", "3"], "no program"),
-        (["-m"], "-m: the name of a module is missing"),
-        (["gone"], "there is no program 'gone'"),
-        (["shell"], "is no Python script"),
-        (["theirs"], "belongs to another Python, /opt/other/bin/python3.9"),
-        (["--slot", "3", "app.py"], "unknown option '--slot'; did you mean --slots?"),
-        (["--slots", "-3", "app.py"], "the count -3 is negative"),
-        (["--draft", "gone.gguf", "app.py"], "gone.gguf: there is no such file"),
-        (["--draft-length", "3", "--draft-max", "4", "app.py"], "--draft-length is every draft's"),
-        (["--scheduler", "fifo", "app.py"], "unknown scheduler 'fifo'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["python", "gone.py"], "there is no program 'gone.py'"),
+    (["python", "-m"], "the name of a module is missing"),
+    (["/bin/sh", "app.py"], "/bin/sh is no Python script"),
+    ([], "no program: name a file, a command, or -m MODULE"), (["--slots", "3"], "no program"),
+    (["-m"], "-m: the name of a module is missing"), (["gone"], "there is no program 'gone'"),
+    (["shell"], "is no Python script"), (["theirs"], "belongs to another Python, /opt/other/bin/python3.9"),
+    (["--slot", "3", "app.py"], "unknown option '--slot'; did you mean --slots?"),
+    (["--slots", "-3", "app.py"], "the count -3 is negative"),
+    (["--draft", "gone.gguf", "app.py"], "gone.gguf: there is no such file"),
+    (["--draft-length", "3", "--draft-max", "4", "app.py"], "--draft-length is every draft's"),
+    (["--scheduler", "fifo", "app.py"], "unknown scheduler 'fifo'"),
+])  # fmt: skip
 def test_one_line_for_bad_input(started, tmp_path, capsys, words, message):
     script(tmp_path / "bin" / "shell", "#!/bin/sh")
     script(tmp_path / "bin" / "theirs", "#!/opt/other/bin/python3.9")

@@ -63,9 +63,7 @@ def test_a_hybrid(tmp_path: Path, source: str) -> None:
     assert ranked(cpus) == [*range(0, 16, 2), *range(16, 24), *range(1, 16, 2)]
     assert is_uneven(cpus)
     assert [threads for threads in (1, 8, 9, 24) if mixes_kinds(cpus, threads)] == [9, 24]
-    assert placing(cpus, 8, None) == (list(range(0, 16, 2)), False)
-    assert placing(cpus, 3, True) == ([0, 2, 4], True)
-    assert placing(cpus, 8, False) == ([], False)
+    assert placing(cpus, 8) == list(range(0, 16, 2))
 
 
 def test_two_sockets(tmp_path: Path) -> None:
@@ -74,8 +72,8 @@ def test_two_sockets(tmp_path: Path) -> None:
     cpus = read_cpus(range(16), machine(tmp_path, cores, nodes=["0-3,8-11", "4-7,12-15"]))
     assert n_cores(cpus) == 8
     assert [cpu.node for cpu in cpus] == [0, 0, 0, 0, 1, 1, 1, 1] * 2
-    assert placing(cpus, 8, None) == (list(range(8)), False)
-    assert placing(cpus, 100, None)[0] == [*range(8), *range(8, 12), *range(12, 16)]
+    assert placing(cpus, 8) == list(range(8))
+    assert placing(cpus, 100) == [*range(8), *range(8, 12), *range(12, 16)]
     line = numa_advice(cpus, "7f00 default file=/x")
     assert line is not None
     assert line.startswith("2 NUMA nodes: ")
@@ -91,8 +89,7 @@ def test_equal_cores_are_left_to_the_system(tmp_path: Path, has_smt: bool) -> No
     cpus = read_cpus(range(8 if has_smt else 4), machine(tmp_path, cores, nodes=["0-7"]))
     assert n_cores(cpus) == 4
     assert ranked(cpus)[:4] == [0, 1, 2, 3]
-    assert placing(cpus, 4, None) == ([], False)
-    assert placing(cpus, 3, True) == ([0, 1, 2], True)
+    assert placing(cpus, 4) == []
 
 
 def test_a_container_with_some_of_the_cpus(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spac import Llama, _core
-from spac.bench.measure import SharedPair
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
@@ -87,16 +86,6 @@ def test_one_pool_for_both_and_none_left(target: Path, draft: Path) -> None:
     assert n_threads() <= before
 
 
-def test_pairs_of_the_benchmark_have_one_too(target: Path) -> None:
-    with ExitStack() as closes:
-        owner = ModelPair(config(target), None)
-        closes.callback(owner.close)
-        pair = SharedPair(owner, config(target))
-        closes.callback(pair.close)
-        assert pair.pool is not None
-        assert pair.pool is not owner.pool
-
-
 def test_everything_on_a_device_needs_none(target: Path) -> None:
     for device, has in (("simulated", False), ("cpu", True)):
         pair = ModelPair(config(target, device=device), None)
@@ -120,11 +109,12 @@ def test_llama_has_one(target: Path, draft: Path, options: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
-@pytest.mark.parametrize("pin", ["no-pin-threads", "pin-threads"])
+@pytest.mark.parametrize("pins", [False, True])
 def test_the_application_keeps_its_cpus(
-    target: Path, draft: Path, device: str, pin: str, monkeypatch: pytest.MonkeyPatch
+    target: Path, draft: Path, device: str, pins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPAC_FORM", pin)
+    first = [min(os.sched_getaffinity(0))]
+    monkeypatch.setattr("spac.model.thread_pool.placing", lambda *_: first if pins else [])
     own, others = os.sched_getaffinity(0), threads_by_number()
     try:
         with Engine(config(target, draft=draft, device=device)) as engine:
@@ -133,7 +123,7 @@ def test_the_application_keeps_its_cpus(
             made = [os.sched_getaffinity(int(each)) for each in threads_by_number() - others]
         assert os.sched_getaffinity(0) == own
         bound = [cpus for cpus in made if len(cpus) == 1]
-        assert bool(bound) == (pin == "pin-threads" and len(own) > 1)
+        assert bool(bound) == (pins and len(own) > 1)
     finally:
         _core.set_placing([], False)
 

@@ -57,7 +57,7 @@ class Job:
     card: Mapping[str, Any] = field(default_factory=dict)  # as in `settings`
 
     def environment(self) -> dict[str, str]:
-        parts = {"masks": self.masked, "ahead": self.ahead, "rehearsal": self.rehearses}
+        parts = {"masks": self.masked, "ahead": self.ahead}
         form = ",".join(part if on else f"no-{part}" for part, on in parts.items())
         # No kernel computes, whatever the environment of test_executed.py says.
         card = {"VOCABULARY": self.vocabulary, "EXECUTE": "", **self.card}

@@ -47,8 +47,10 @@ def take_all_but(left: int) -> None:
 def run(job: Job) -> Result:
     from spac import _core
     from spac.config import EngineConfig, SamplingConfig
-    from spac.engine import Engine
+    from spac.engine import Engine, expert_cache
 
+    if not job.rehearses:
+        vars(expert_cache)["rehearses"] = lambda _pair: False
     demo = files("spac.demo")
     config: dict[str, Any] = {"target": job.target or str(demo / "target.gguf"), "device": "CUDA0"}
     config |= {"ctx": 2048, "threads": 1, "draft_length": job.draft_length, **job.options}

@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ PROMPTS = (
 """The prompts that are continued where none is given: code and prose."""
 SUBMIT_S = 600.0
 """The seconds that `--submit` takes, about."""
-_VARIED = ("scheduler", "slots", "draft_length", "governor", "state", "timeline")
+_VARIED = ("scheduler", "slots", "draft_length", "state", "timeline")
 _REPRODUCIBLE = {"temp": 0.0, "seed": 1}
 
 
@@ -120,13 +119,13 @@ class Bench:
             return self._submit(target)
         prompts = _prompts(options)
         base = read_config(options, target, draft, **_REPRODUCIBLE)
-        candidates, file_size = self._candidates(base)
+        candidates = self._candidates(base)
         # This import loads the library. Bad options are reported before that.
-        from spac.bench.measure import Measurement
+        from spac.bench.measure import Measurement, with_threads
 
-        limit = options.max_tokens
-        measured = Measurement(base, candidates, prompts, limit, options.repeat, self._talk)
-        code = self._measure(measured, file_size)
+        base, self._shares_cores = with_threads(base)
+        measured = Measurement(base, candidates, prompts, options.max_tokens, options.repeat, self._talk)
+        code = self._measure(measured)
         if any(measured.samples.values()):
             self._report(measured, interrupted=code != 0)
         return code
@@ -142,23 +141,20 @@ class Bench:
         from spac.bench.submission import Submission
 
         found = Submission(replace(base, keeps_split=""), list(PROMPTS), self._talk.note, SUBMIT_S).run()
-        line = json.dumps(found, indent=1).encode() + b"\n"
         if (spread := found["ratio"]) is not None:
             self._talk.note(
                 f"spac decodes {spread['median']:.2f} times as fast as llama.cpp at the same memory "
                 f"({spread['least']:.2f} to {spread['most']:.2f})"
             )
-        if options.submit == "-":
-            write_out(line)
-        else:
-            write_atomically(Path(options.submit), line)
+        _write(options.submit, found, indent=1)
+        if options.submit != "-":
             self._talk.note(
                 f"{options.submit} has figures of this machine, and no prompt, no path and no file's name"
             )
         return 0
 
-    def _candidates(self, base: EngineConfig) -> tuple[list[Candidate], int]:
-        """Return the candidates, and the bytes of the files that they need; raise InputError."""
+    def _candidates(self, base: EngineConfig) -> list[Candidate]:
+        """Return the candidates, or raise InputError."""
         from spac.model.devices import choose_device
         from spac.model.gguf.check import check_model
 
@@ -169,9 +165,8 @@ class Bench:
             )
         lengths = tuple(options.draft_lengths or default_lengths(base)) if can_draft(base) else (0,)
         info = check_model(base.target)
-        file_size = info.file_size
         if base.draft is not None and any(n != 0 for n in lengths):
-            file_size += check_model(base.draft, "draft").file_size
+            check_model(base.draft, "draft")
         on_cpu = choose_device(base.device) is None
         if (on_cpu or not info.is_moe) and (options.schedulers or options.slot_numbers):
             reason = "--device cpu (the default without a GPU) runs"
@@ -180,7 +175,7 @@ class Bench:
             raise InputError(f"{reason} without the split: leave out --schedulers and --slots")
         if on_cpu:
             base = replace(base, device="cpu")
-        candidates = combinations(
+        return combinations(
             base,
             options.schedulers or [SchedulerChoice(name) for name in SCHEDULERS],
             options.slot_numbers or [Slots()],
@@ -188,16 +183,11 @@ class Bench:
             splits=info.is_moe and not on_cpu,
             baseline=options.baseline == "cpu" and not on_cpu,
         )
-        return candidates, file_size
 
-    def _measure(self, measured: Measurement, file_size: int) -> int:
-        from spac.bench.measure import Pairs
-
-        pairs = Pairs(measured.base, measured.candidates, file_size, self._talk.progress)
-        self._shares_cores, measured.base = pairs.shares_cores, pairs.base
+    def _measure(self, measured: Measurement) -> int:
         try:
-            with interrupt.Interrupt(measured.canceller), closing(pairs):
-                measured.run(pairs)
+            with interrupt.Interrupt(measured.canceller):
+                measured.run()
         except KeyboardInterrupt:
             self._talk.end_progress()
             self._talk.note("interrupted: this is what was measured until then")
@@ -207,28 +197,19 @@ class Bench:
     def _report(self, measured: Measurement, *, interrupted: bool) -> None:
         from spac.bench import figures
 
-        options = self.options
-        n_prompts = len(measured.prompts)
+        file = self.options.json
         n_rounds = max(map(len, measured.samples.values()))
         rounds = (
-            f"{counted(n_rounds, 'round')} of {counted(n_prompts, 'prompt')}, "
-            f"{options.max_tokens} tokens each at most, with {counted(measured.base.threads, 'thread')} "
+            f"{counted(n_rounds, 'round')} of {counted(len(measured.prompts), 'prompt')}, "
+            f"{measured.max_tokens} tokens each at most, with {counted(measured.base.threads, 'thread')} "
             "on the CPU in every setting"
         )
         text = list(figures.lines(figures.rows(measured.samples), rounds))
         if self._shares_cores:
             text.append("the simulated device is the CPU playing a GPU: its speeds tell nothing about a GPU")
-        if options.json == "-":
-            print("\n".join(text), file=sys.stderr)
-        else:
-            print("\n".join(text), flush=True)
-        if options.json is not None:
-            found = figures.as_json(measured.samples, self._about(measured, interrupted))
-            line = json.dumps(found).encode() + b"\n"
-            if options.json == "-":
-                write_out(line)
-            else:
-                write_atomically(Path(options.json), line)
+        print("\n".join(text), file=sys.stderr if file == "-" else sys.stdout, flush=True)
+        if file is not None:
+            _write(file, figures.as_json(measured.samples, self._about(measured, interrupted)))
 
     def _about(self, measured: Measurement, interrupted: bool) -> dict[str, Any]:
         base = measured.base
@@ -245,6 +226,15 @@ class Bench:
             "interrupted": interrupted,
             "left_out": {each.label: why for each, why in measured.left_out.items()},
         }
+
+
+def _write(file: str, found: dict[str, Any], indent: int | None = None) -> None:
+    """Write figures as JSON; "-" is stdout."""
+    line = json.dumps(found, indent=indent).encode() + b"\n"
+    if file == "-":
+        write_out(line)
+    else:
+        write_atomically(Path(file), line)
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:

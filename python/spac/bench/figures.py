@@ -11,7 +11,7 @@ from typing import Any, Self
 from spac.bench.candidates import Candidate
 from spac.bench.measure import Sample
 from spac.stats import ratio
-from spac.stats.words import counted, number, percent, seconds
+from spac.stats.words import columns, counted, number, percent, seconds
 
 SCHEMA = 1
 WIDE = 1.5
@@ -169,15 +169,9 @@ _HEAD = (
 def lines(all_rows: Sequence[Row], rounds: str) -> Iterator[str]:
     """Yield the lines of the table and of its conclusions; `rounds` describes the rounds in words."""
     winner = best(all_rows)
-    cells = [_HEAD, *(_cells(row) for row in all_rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     marks = ["  ", *("* " if row is winner else "  " for row in all_rows)]
-    for mark, row in zip(marks, cells, strict=True):
-        first, *others = (
-            cell.ljust(width) if at in (0, 2) else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield (mark + "  ".join([first, *others])).rstrip()
+    table = columns([_HEAD, *map(_cells, all_rows)], left=(0, 2))
+    yield from (mark + line for mark, line in zip(marks, table, strict=True))
     yield ""
     yield f"tokens/s: median [least–most] of {rounds}"
     if any(row.ratio is not None for row in all_rows):

@@ -1,13 +1,8 @@
-"""The measurement of candidates in turns, which affects all alike when the machine grows slower.
-
-Candidates share models where that fits and changes no result.
-"""
+"""The measurement of candidates in turns, which affects all alike when the machine grows slower."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,129 +12,24 @@ from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import OutOfMemoryError
 from spac.machine.cpu import default_threads, physical_cores
-from spac.machine.host_memory import available
 from spac.model.devices import choose_device
-from spac.model.pair import LoadProgress, ModelPair
 
 if TYPE_CHECKING:
     from spac.engine.generation import Generation
     from spac.stats import RunStats
 
-Key = tuple[bool, bool]
-"""Two flags: the pair is for the CPU alone, and it has the draft model."""
 
+def with_threads(base: EngineConfig) -> tuple[EngineConfig, bool]:
+    """Return `base` with the number of CPU threads of all settings, and True if the device is simulated.
 
-class SharedPair(ModelPair):
-    """A pair whose models stay loaded when its engine closes; the contexts are that engine's own."""
-
-    def __init__(self, owner: ModelPair, config: EngineConfig) -> None:
-        """Make contexts on the models of `owner`, for an engine that has this configuration.
-
-        Raise OutOfMemoryError or SpacError, with one line.
-        """
-        self._loader, self._closing, self._all_rows = None, ExitStack(), False
-        self.placement = place = copy(owner.placement)
-        place.config, place.notes = config, []
-        self.notes, self.copied = place.notes, owner.copied
-        self.experts, self.target = owner.experts, owner.target
-        self.draft = owner.draft if config.draft_types else None
-        self.draft_experts = owner.draft_experts if config.draft_types else None
-        try:
-            self._new_pool()
-            with self._room_for_prompts(self.experts):
-                self._open_target_context()
-                self._open_draft_context()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Free the contexts. The models and the connections stay."""
-        self._free()
-
-
-class Pairs:
-    """The pairs of all candidates; two stay loaded together only where memory has room for both."""
-
-    def __init__(
-        self,
-        base: EngineConfig,
-        candidates: Sequence[Candidate],
-        file_size: int,
-        progress: LoadProgress | None,
-    ) -> None:
-        """Choose the device and the number of threads; load nothing yet.
-
-        `file_size` is the size of the target and the draft in bytes. Raise InputError for an unknown device.
-
-        All candidates compute with the same number of CPU threads, and so does the CPU alone. Where no number
-        is given, it is the default beside the device. The default of the CPU alone would be larger, and
-        ratios would compare threads.
-        """
-        self._candidates, self._progress = candidates, progress
-        self._file_size = file_size
-        device = choose_device(base.device)
-        self.shares_cores = device is not None and device.shares_host_cores
-        """True if the device computes on the CPU's cores."""
-        self._shares_memory = device is not None and device.shares_host_memory
-        on_gpu = device is not None and not self.shares_cores
-        threads = default_threads(physical_cores(), gpu=on_gpu, shares_cores=self.shares_cores)
-        self.base = replace(base, threads=base.threads or threads)
-        """The settings that all candidates share."""
-        self._loaded: dict[Key, ModelPair] = {}
-
-    def share(self, candidate: Candidate) -> SharedPair:
-        """Return models and new contexts for an engine of this candidate; no expert is resident.
-
-        Raise the errors of loading. The notes about a pair come with its first use.
-        """
-        key = self._key(candidate)
-        notes = []
-        if key not in self._loaded:
-            self._make_room(key)
-            notes = self._load(key).notes
-        owner = self._loaded[key]
-        if owner.experts is not None:
-            owner.experts.attach_slots(0)
-        pair = SharedPair(owner, candidate.config(self.base))
-        pair.notes += notes
-        return pair
-
-    def close(self) -> None:
-        """Free all models."""
-        while self._loaded:
-            self._loaded.popitem()[1].close()
-
-    def _key(self, candidate: Candidate) -> Key:
-        if candidate.device == "cpu":
-            return True, True
-        # The number of slots that fit depends on the models that are loaded.
-        counts_memory = candidate.slots.is_auto and not self._shares_memory
-        return False, bool(candidate.config(self.base).draft_types) or not counts_memory
-
-    def _load(self, key: Key) -> ModelPair:
-        configs = [each.config(self.base) for each in self._candidates if self._key(each) == key]
-        self._loaded[key] = pair = ModelPair(
-            max(configs, key=lambda each: each.longest_draft if each.draft_types else 0),
-            self._progress,
-            all_rows=False,
-        )
-        # The graphs of a context keep the slots of their time. So every engine gets its own contexts.
-        for context in (pair.draft_context, pair.target_context):
-            if context is not None:
-                context.close()
-        return pair
-
-    def _make_room(self, key: Key) -> None:
-        """Close the pairs that cannot stay beside the pair of `key`.
-
-        Only one stays on the device, because the slots that fit are counted on a free device.
-        """
-        for other in list(self._loaded):
-            on_device = not (key[0] or other[0])
-            # llama.cpp may make a second copy of the weights in another layout, beside the mapping.
-            if on_device or available() < 2 * self._file_size:
-                self._loaded.pop(other).close()
+    The CPU alone computes with as many. Its own default would be larger, and ratios would compare threads.
+    Raise InputError for an unknown device.
+    """
+    device = choose_device(base.device)
+    simulated = device is not None and device.shares_host_cores
+    on_gpu = device is not None and not simulated
+    threads = default_threads(physical_cores(), gpu=on_gpu, shares_cores=simulated)
+    return replace(base, threads=base.threads or threads), simulated
 
 
 @dataclass(frozen=True)
@@ -178,30 +68,28 @@ class Measurement:
     talk: Talk
     samples: dict[Candidate, list[Sample]] = field(default_factory=dict)
     left_out: dict[Candidate, str] = field(default_factory=dict)
-    """The candidates whose slots do not fit into memory, with the error's message."""
+    """The candidates that do not fit into memory, with the error's message."""
     _generation: Generation | None = None
     _at_work: bool = False
     _stopped: bool = False
     _noted: set[str] = field(default_factory=set)
 
-    def run(self, pairs: Pairs) -> None:
+    def run(self) -> None:
         """Measure all candidates.
 
-        Raise InputError for unusable prompts, and OutOfMemoryError when the models or all candidates' slots
-        do not fit. Raise KeyboardInterrupt after a cancellation.
+        Raise InputError for unusable prompts, and OutOfMemoryError when no candidate fits. Raise
+        KeyboardInterrupt after a cancellation.
         """
         n_turns = self.repeat * len(self.candidates)
         for turn in range(n_turns):
             at, place = divmod(turn, len(self.candidates))
-            # Every other round runs backwards: a steady drift affects all alike, and a loaded pair stays.
+            # Every other round runs backwards, so that a steady drift affects all alike.
             candidate = self.candidates[place if at % 2 == 0 else -1 - place]
             if candidate in self.left_out:
                 continue
-            self.talk.show(f"{_bar(turn, n_turns)} {turn + 1}/{n_turns} {candidate.label}")
-            pair = pairs.share(candidate)
-            self._at_work = True
+            line = f"{_bar(turn, n_turns)} {turn + 1}/{n_turns} {candidate.label}"
             try:
-                self.samples.setdefault(candidate, []).append(self._turn(pair, candidate, at))
+                self.samples.setdefault(candidate, []).append(self._turn(candidate, at, line))
             except OutOfMemoryError as error:
                 self._leave_out(candidate, error)
             finally:
@@ -219,13 +107,15 @@ class Measurement:
         if (generation := self._generation) is not None:
             generation.cancel()
 
-    def _turn(self, pair: ModelPair, candidate: Candidate, at: int) -> Sample:
-        """Return the sample of one turn.
+    def _turn(self, candidate: Candidate, at: int, line: str) -> Sample:
+        """Show `line`, and return the sample of one turn.
 
         A new engine keeps nothing of the candidate before. The first prompt warms it up.
         """
-        with Engine(candidate.config(self.base), pair=pair) as engine:
+        with Engine(candidate.config(self.base), progress=self.talk.progress) as engine:
+            self._at_work = True
             self._show_notes(engine, candidate)
+            self.talk.show(line)
             self._generate(engine, self.prompts[0])
             done = [self._generate(engine, prompt) for prompt in self.prompts]
         return Sample(at, [stats for stats, _ in done], [text for _, text in done])

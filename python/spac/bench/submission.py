@@ -74,17 +74,11 @@ class Figures:
         stats = list(texts)
         speeds = [each.tokens_per_second for each in stats if each.tokens_per_second]
         hits = [each.hit_rate for each in stats if each.hit_rate is not None]
-        last = stats[-1]
+        last, prefill = stats[-1], (prompt.prefill_tokens_per_second, prompt.time_to_first_token_s)
         return cls(
-            tokens_per_second=median(speeds) if speeds else 0.0,
-            prompt_tokens_per_second=prompt.prefill_tokens_per_second,
-            first_token_s=prompt.time_to_first_token_s,
-            hit_rate=median(hits) if hits else None,
-            slots=last.slots,
-            n_experts=last.n_experts,
-            slot_bytes=last.slot_bytes,
-            vram_bytes=prompt.vram_bytes,
-        )
+            median(speeds) if speeds else 0.0, *prefill, median(hits) if hits else None,
+            last.slots, last.n_experts, last.slot_bytes, prompt.vram_bytes,
+        )  # fmt: skip
 
 
 class Submission:
@@ -274,14 +268,6 @@ def _sent(finding: Finding) -> dict[str, str]:
 
 def _shapes(info: ModelInfo) -> dict[str, Any]:
     """Return a model's shapes and types."""
-    return {
-        "architecture": info.architecture,
-        "n_layer": info.n_layer,
-        "n_embd": info.n_embd,
-        "n_expert": info.n_expert,
-        "n_expert_used": info.n_expert_used,
-        "expert_layers": info.n_expert_layers,
-        "expert_bytes": info.expert_bytes,
-        "file_bytes": info.file_size,
-        "expert_types": info.expert_types,
-    }
+    same = ("architecture", "n_layer", "n_embd", "n_expert", "n_expert_used", "expert_bytes", "expert_types")
+    other = {"expert_layers": info.n_expert_layers, "file_bytes": info.file_size}
+    return {name: getattr(info, name) for name in same} | other

@@ -23,7 +23,7 @@ def read() -> dict[str, dict[str, Any]]:
     try:
         tables = tomllib.loads(read_plain(path).decode())
     except (OSError, UnicodeError) as error:
-        if isinstance(error, FileNotFoundError) and not env.CONFIG.get():
+        if isinstance(error, FileNotFoundError):
             return {}
         raise unreadable(path, error) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:

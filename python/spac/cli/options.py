@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import Field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from spac.errors import InputError
 from spac.model import known
 from spac.model.hub import Access, Name, fetch
 
+Config = type[EngineConfig] | type[SamplingConfig]
 __all__ = ["Parser", "add_config", "add_engine", "add_sampling", "number", "parsed", "read_config"]
 
 
@@ -105,60 +107,39 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: float) -> None:
             action.help = re.sub(r"\(default: [^)]*\)", own, action.help)
 
 
-def _add(
-    parser: argparse.ArgumentParser,
-    own: str,
-    config: type[EngineConfig] | type[SamplingConfig],
-    only: Collection[str] | None,
-) -> None:
+def _add(parser: argparse.ArgumentParser, own: str, config: Config, only: Collection[str] | None) -> None:
     groups = {"": parser.add_argument_group(own)}
-    for item in _all(config):
-        name = _group(item)
-        if _is_wanted(item, only) and name not in groups:
+    for name, add in _items(config, only):
+        if name not in groups:
             groups[name] = parser.add_argument_group(name)
-    for name, group in groups.items():
-        add_config(group, config, only, group=name)
+        add(groups[name])
 
 
-def add_config(
-    parser: argparse._ActionsContainer,
-    config: type[EngineConfig] | type[SamplingConfig],
-    only: Collection[str] | None = None,
-    group: str | None = None,
-) -> None:
-    """Add an option for every field that declares flags.
+def add_config(parser: argparse._ActionsContainer, config: Config, only: Collection[str]) -> None:
+    """Add the options of the fields named by `only`, without a heading."""
+    for _, add in _items(config, only):
+        add(parser)
 
-    `only` limits them to the named fields, `group` to the fields of a group. An option that the user does not
+
+def _items(
+    config: Config, only: Collection[str] | None
+) -> Iterator[tuple[str, Callable[[argparse._ActionsContainer], None]]]:
+    """Yield the heading and the adder of each option: a configuration's own, then the inherited ones.
+
+    Spellings follow their field. `only` limits them to the named fields. An option that the user does not
     give stays out of the namespace.
     """
-    for item in _all(config):
-        if not _is_wanted(item, only) or group not in (None, _group(item)):
-            continue
-        if isinstance(item, Spelling):
-            _add_spelling(parser, item)
-        else:
-            _add_field(parser, item)
-
-
-def _all(config: Any) -> list[Field[Any] | Spelling]:
-    """Return a configuration's own fields, then the inherited ones. Spellings follow their field."""
-    found: list[Field[Any] | Spelling] = []
     for item in option_fields(config):
-        found += [item, *(each for each in SPELLINGS if each.field == item.name)]
-    return found
+        if only is not None and item.name not in only:
+            continue
+        if item.metadata.get("flags"):
+            yield item.metadata["group"], partial(_add_field, item)
+        for each in SPELLINGS:
+            if each.field == item.name:
+                yield each.group, partial(_add_spelling, each)
 
 
-def _group(item: Field[Any] | Spelling) -> str:
-    return item.group if isinstance(item, Spelling) else str(item.metadata.get("group", ""))
-
-
-def _is_wanted(item: Field[Any] | Spelling, only: Collection[str] | None) -> bool:
-    name = item.field if isinstance(item, Spelling) else item.name
-    has_flags = isinstance(item, Spelling) or bool(item.metadata.get("flags"))
-    return has_flags and (only is None or name in only)
-
-
-def _add_field(parser: argparse._ActionsContainer, item: Field[Any]) -> None:
+def _add_field(item: Field[Any], parser: argparse._ActionsContainer) -> None:
     flags = item.metadata["flags"]
     common: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
     if item.metadata["off"]:
@@ -168,7 +149,7 @@ def _add_field(parser: argparse._ActionsContainer, item: Field[Any]) -> None:
         parser.add_argument(*flags, help=_help(item), **common, **_kind(item))
 
 
-def _add_spelling(parser: argparse._ActionsContainer, item: Spelling) -> None:
+def _add_spelling(item: Spelling, parser: argparse._ActionsContainer) -> None:
     common: dict[str, Any] = {"dest": item.field, "default": argparse.SUPPRESS, "help": item.help}
     if item.metavar is None:
         parser.add_argument(*item.flags, action=Change, change=item.change, **common)
@@ -216,7 +197,7 @@ def read_config(
     """Return the configuration that the options ask for. `defaults` fills in sampling options not given."""
     given = vars(options)
 
-    def named(config: type[EngineConfig] | type[SamplingConfig]) -> dict[str, Any]:
+    def named(config: Config) -> dict[str, Any]:
         return {item.name: given[item.name] for item in option_fields(config) if item.name in given}
 
     sampling = SamplingConfig(**{**defaults, **named(SamplingConfig)})

@@ -54,9 +54,7 @@ class ContextConfig(Checked):
     the draft has its own option, whose name contains "draft". `lora` holds for the target.
     """
 
-    cache_type_k: str = _cached(
-        f"type of the K cache: {', '.join(CACHE_TYPES)}", "--cache-type-k", "-ctk"
-    )  # fmt: skip
+    cache_type_k: str = _cached(f"type of the K cache: {', '.join(CACHE_TYPES)}", "--cache-type-k", "-ctk")
     cache_type_v: str = _cached(
         "type of the V cache, one of these; a quantized one needs flash attention", "--cache-type-v", "-ctv"
     )
@@ -96,8 +94,7 @@ class ContextConfig(Checked):
     )  # fmt: skip
     tensor_split: Parsed[tuple[float, ...] | None, str | Sequence[float] | None] = option(
         None, "with several devices, each one's part of the layers, as in 3,1 (default: as their free "
-        "memory)",
-        "--tensor-split", "-ts", metavar="N0,N1,...", group=CONTEXT_GROUP, parse=tensor_split,
+        "memory)", "--tensor-split", "-ts", metavar="N0,N1,...", group=CONTEXT_GROUP, parse=tensor_split,
     )  # fmt: skip
     main_gpu: int = option(
         0, "index among the devices of the one that has the draft and the projector, and, with --split-mode "

@@ -24,19 +24,9 @@ if TYPE_CHECKING:
     from spac.scheduler.base import Scheduler
 
 DRAFT_TYPES = (
-    "none",
-    "draft-simple",
-    "draft-mtp",
-    "draft-eagle3",
-    "draft-dflash",
-    "draft-dspark",
-    "ngram-simple",
-    "ngram-map-k",
-    "ngram-map-k4v",
-    "ngram-mod",
-    "ngram-cache",
-    "self",
-)
+    "none", "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark", "ngram-simple",
+    "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "self",
+)  # fmt: skip
 """llama.cpp's names of the ways to draft, and those in which the target itself drafts.
 
 Those called draft-… need a draft model. draft-mtp can also use the target's own extra layers. With "self",
@@ -93,14 +83,9 @@ class EngineConfig(ContextConfig):
         None, "GGUF of the model (default: the bundled demo pair)", "--target", "--model", "-m"
     )
     draft: Path | str | None = option(
-        None,
-        "GGUF of the draft model",
-        "--draft",
-        "--draft-model",
-        "--model-draft",
-        "-md",
-        "--spec-draft-model",
-    )
+        None, "GGUF of the draft model",
+        "--draft", "--draft-model", "--model-draft", "-md", "--spec-draft-model",
+    )  # fmt: skip
     draft_type: Parsed[tuple[str, ...] | None, tuple[str, ...] | str | None] = option(
         None, "how to draft (default: draft-simple with a draft model, else none)",
         "--draft-type", "--spec-type", choices=DRAFT_TYPES, parse=names_in,
@@ -112,8 +97,7 @@ class EngineConfig(ContextConfig):
     )  # fmt: skip
     draft_max: int | None = option(
         None, f"tokens drafted per step at most (default: {LONGEST}, but less than --batch); 0 turns "
-        "speculation off",
-        "--draft-max", "--draft-n", "--spec-draft-n-max", range=DRAFT,
+        "speculation off", "--draft-max", "--draft-n", "--spec-draft-n-max", range=DRAFT,
     )  # fmt: skip
     latency_budget: float | None = option(
         None, "target for the longest time between two tokens, in milliseconds; drafts are kept short enough "
@@ -125,13 +109,9 @@ class EngineConfig(ContextConfig):
         "experts arrive, may change it; slower", "--deterministic",
     )  # fmt: skip
     draft_min: int = option(
-        0,
-        "a shorter draft is not verified",
-        "--draft-min",
-        "--draft-n-min",
-        "--spec-draft-n-min",
-        range=Range(0, 63),
-    )
+        0, "a shorter draft is not verified", "--draft-min", "--draft-n-min", "--spec-draft-n-min",
+        range=DRAFT,
+    )  # fmt: skip
     draft_p_min: float = option(
         0.0, "stop drafting at a token less probable than this, where a draft model or the target itself "
         "drafts", "--draft-p-min", "--spec-draft-p-min", range=Range(0, 1),
@@ -142,17 +122,12 @@ class EngineConfig(ContextConfig):
     )  # fmt: skip
     vram_limit: Parsed[VramLimit | None, VramLimit | str | int | float | None] = option(
         None, "GPU memory that spac takes at most (weights, contexts, slots and the rest), as if the GPU had "
-        f"no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE",
-        parse=VramLimit.parse,
+        f"no more: {VramLimit.ACCEPTED}", "--vram-limit", metavar="SIZE|SHARE", parse=VramLimit.parse,
     )  # fmt: skip
     scheduler: Parsed[SchedulerChoice | Scheduler, SchedulerChoice | Scheduler | str] = option(
-        "logistic",
-        f"what decides which experts are in slots: {', '.join(scheduler_names())}; with options as in "
-        "moe-spac:levels=8,balance=off",
-        "--scheduler",
-        metavar="NAME[:KEY=VALUE,...]",
-        parse=_chosen,
-    )
+        "logistic", f"what decides which experts are in slots: {', '.join(scheduler_names())}; with options "
+        "as in moe-spac:levels=8,balance=off", "--scheduler", metavar="NAME[:KEY=VALUE,...]", parse=_chosen,
+    )  # fmt: skip
     scheduler_options: Mapping[str, Any] = option(dict, "options of the scheduler, by name")
     keeps_split: str = option(
         "", "why a model whose experts all fit keeps the split, for a note; empty if it may run without"
@@ -162,16 +137,12 @@ class EngineConfig(ContextConfig):
         "comparisons; None means the split",
     )  # fmt: skip
     device: str = option(
-        "auto",
-        "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which share the "
-        "layers, simulated, or cpu for no split",
-        "--device",
-        "-dev",
-    )
+        "auto", "auto (all GPUs, or else the CPU), a device's name (CUDA0) or several (CUDA0,CUDA1), which "
+        "share the layers, simulated, or cpu for no split", "--device", "-dev",
+    )  # fmt: skip
     rpc: Parsed[tuple[str, ...] | None, Sequence[str] | str | None] = option(
         None, "RPC servers (`spac rpc-server` on other machines) that hold whole layers. RPC is neither "
-        "encrypted nor authenticated",
-        "--rpc", metavar="HOST:PORT[,…]", parse=addresses,
+        "encrypted nor authenticated", "--rpc", metavar="HOST:PORT[,…]", parse=addresses,
     )  # fmt: skip
     rpc_layers: Parsed[tuple[int, ...] | None, Sequence[int] | str | int | None] = option(
         None, "the number of layers on each server of --rpc (default: as many as its memory holds, but its "
@@ -188,9 +159,8 @@ class EngineConfig(ContextConfig):
         range=Range(0, 512), group=CONTEXT_GROUP,
     )  # fmt: skip
     ctx: int | None = option(
-        None, "context in tokens; 0 is what the model was trained for (default: that, but "
-        f"{DEFAULT_CONTEXT} at most)",
-        "--ctx", "--ctx-size", "-c", range=CONTEXT, group=CONTEXT_GROUP,
+        None, f"context in tokens; 0 is what the model was trained for (default: that, but {DEFAULT_CONTEXT} "
+        "at most)", "--ctx", "--ctx-size", "-c", range=CONTEXT, group=CONTEXT_GROUP,
     )  # fmt: skip
     batch: int = option(
         GraphTokens.LARGE, "tokens of a prompt evaluated at once, at most", "--batch", "--batch-size", "-b",
@@ -204,9 +174,8 @@ class EngineConfig(ContextConfig):
     parallel: int = option(
         1, "generations at once: they share the context, and an expert that several of them choose is read "
         f"once; -1 means {AUTO_PARALLEL}, fewer if the context has less than {LEAST_SHARE} tokens for each "
-        "or the memory has no place for more, and 1 for what needs one at a time "
-        "(default: 1; -1 in spac serve)",
-        "--parallel", "-np", range=PARALLEL, group=CONTEXT_GROUP,
+        "or the memory has no place for more, and 1 for what needs one at a time (default: 1; -1 in spac "
+        "serve)", "--parallel", "-np", range=PARALLEL, group=CONTEXT_GROUP,
     )  # fmt: skip
     stream_batch: Parsed[StreamBatch | None, StreamBatch | str | int | None] = option(
         None, "prompt batches of at least N tokens run all experts on the device; 0 disables it; auto finds "
@@ -217,13 +186,11 @@ class EngineConfig(ContextConfig):
         None, "each layer's input is also shown to the router of the layer N ahead, and the experts that it "
         f"would choose are loaded first; 0 disables it (default: {DEFAULT_LOOKAHEAD}; 0 on the simulated "
         "device, with --deterministic, with schedulers whose table says so, and where memory does not hold "
-        "all experts)",
-        "--lookahead", range=Range(0, 64),
+        "all experts)", "--lookahead", range=Range(0, 64),
     )  # fmt: skip
     miss: str = option(
-        "cpu", "where a step computes experts that are not in slots: cpu, or load (they are copied to "
-        "the device within their layer, as in other programs' expert caches)",
-        "--miss", choices=MISS_WORDS,
+        "cpu", "where a step computes experts that are not in slots: cpu, or load (they are copied to the "
+        "device within their layer, as in other programs' expert caches)", "--miss", choices=MISS_WORDS,
     )  # fmt: skip
     mmproj: Path | str | None = option(
         None, "GGUF of the model's projector (mmproj), which lets it see images", "--mmproj", "-mm",
@@ -244,8 +211,7 @@ class EngineConfig(ContextConfig):
     state: Path | str | None = option(
         "auto", "start warm with what the scheduler learned in earlier runs, and save at the end what it "
         "learned: auto in the cache folder, for each model, device and scheduler (not with --deterministic), "
-        "off nowhere, FILE in this file",
-        "--state", metavar="FILE|auto|off",
+        "off nowhere, FILE in this file", "--state", metavar="FILE|auto|off",
     )  # fmt: skip
     timeline: Path | str | None = option(
         None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,9 @@ from spac.config.grammar import of_file, of_schema, of_schema_file
 from spac.errors import InputError
 
 SAMPLERS = {
-    "penalties": "e",
-    "dry": "d",
-    "top_n_sigma": "s",
-    "top_k": "k",
-    "typ_p": "y",
-    "top_p": "p",
-    "min_p": "m",
-    "xtc": "x",
-    "temperature": "t",
-}
+    "penalties": "e", "dry": "d", "top_n_sigma": "s", "top_k": "k", "typ_p": "y", "top_p": "p", "min_p": "m",
+    "xtc": "x", "temperature": "t",
+}  # fmt: skip
 """llama.cpp's samplers in its order, each with its letter in --sampler-seq."""
 _SAMPLER_NAMES = {
     **{name.replace("_", ""): name for name in SAMPLERS},
@@ -118,21 +111,17 @@ class SamplingConfig(Checked):
         json_schema: str | Mapping[str, Any] | None,
         json_schema_file: Path | str | None,
     ) -> None:
-        given = {
-            "grammar": self.grammar or None,
-            "grammar_file": grammar_file,
-            "json_schema": json_schema,
-            "json_schema_file": json_schema_file,
+        ways: dict[str, tuple[Any, Callable[[Any], str]]] = {
+            "grammar": (self.grammar or None, str),
+            "grammar_file": (grammar_file, of_file),
+            "json_schema": (json_schema, of_schema),
+            "json_schema_file": (json_schema_file, of_schema_file),
         }
-        names = [name for name, value in given.items() if value is not None]
+        names = [name for name, (value, _) in ways.items() if value is not None]
         if len(names) > 1:
             raise InputError(f"{names[0]} and {names[1]} both say what the text must follow: give one")
-        if grammar_file is not None:
-            object.__setattr__(self, "grammar", of_file(grammar_file))
-        elif json_schema is not None:
-            object.__setattr__(self, "grammar", of_schema(json_schema))
-        elif json_schema_file is not None:
-            object.__setattr__(self, "grammar", of_schema_file(json_schema_file))
+        for value, made in map(ways.__getitem__, names):
+            object.__setattr__(self, "grammar", made(value))
         if self.samplers is not None:
             object.__setattr__(self, "samplers", sampler_names(self.samplers))
         object.__setattr__(self, "logit_bias", checked_bias(self.logit_bias))

@@ -42,7 +42,7 @@ class Mechanism:
     @property
     def refused(self) -> bool:
         """True if the user has switched it off."""
-        return env.FORM.get(self.part) is False
+        return env.FORM.get(self.part) is False or (self is LOOKAHEAD and env.FORM.get("safe") is True)
 
     @property
     def chosen(self) -> bool:
@@ -55,7 +55,7 @@ AHEAD = Mechanism("launching ahead", "ahead", needs=(MASKS.name,), counter="ahea
 IN_PLACE = Mechanism("hand-over in place", "in-place")
 PINNED = Mechanism("pinned experts", "pinned", usual_everywhere=True)
 STREAMED = Mechanism("streamed prompts", option="--stream-batch 0", counter="blocks_streamed")
-LOOKAHEAD = Mechanism("looking ahead", "lookahead", counter="foreseen")
+LOOKAHEAD = Mechanism("looking ahead", option="--lookahead 0", counter="foreseen")
 MECHANISMS = (MASKS, AHEAD, IN_PLACE, PINNED, STREAMED, LOOKAHEAD)
 """All mechanisms. Each stands after those that it needs."""
 BY_NAME = {mechanism.name: mechanism for mechanism in MECHANISMS}
@@ -94,8 +94,8 @@ def why_unused(mechanism: Mechanism) -> str:
     """Return the reason why a run does not use a mechanism."""
     for other in MECHANISMS:
         if other.name in with_needs(mechanism) and other.refused:
-            return f"not used: {env.FORM.name} switches {other.part} off"
-    choice = f"{env.FORM.name}={mechanism.part}" if mechanism.part else "--stream-batch"
+            return f"not used: {env.FORM.name} switches {other.part or other.name} off"
+    choice = f"{env.FORM.name}={mechanism.part}" if mechanism.part else mechanism.option.split()[0]
     return f"not used on the simulated device without {choice}"
 
 
@@ -168,6 +168,8 @@ class Trial:
         mechanism = BY_NAME[result.name]
         if result.failed and mechanism.part:
             self._off.append(f"no-{mechanism.part}")
+        elif result.failed:
+            self._unusable = f"{result.name} fail here: {mechanism.remedy}"
         if mechanism.refused:
             return Finding(result.name, "off", result.found, why_unused(mechanism))
         if result.failed:

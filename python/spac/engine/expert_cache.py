@@ -228,13 +228,11 @@ class ExpertCache:
             return self._config.lookahead
         if self._config.deterministic or self._layers_ahead == 0:
             return 0
-        wanted = env.FORM.get("lookahead")
-        if wanted is None:
-            # If experts exceed the host memory, a wrong prediction also costs a read from the disk.
-            gains = self._device is not None and not self._device.shares_host_cores
-            wanted = gains and not self._pair.placement.paged
-        layers = DEFAULT_LOOKAHEAD if self._layers_ahead is None else self._layers_ahead
-        return layers if wanted else 0
+        if self._device is None or self._device.shares_host_cores or env.FORM.get("safe"):
+            return 0
+        if self._pair.placement.paged:  # A wrong prediction also costs a read from the disk.
+            return 0
+        return DEFAULT_LOOKAHEAD if self._layers_ahead is None else self._layers_ahead
 
     def early_rows(self) -> Trial | None:
         """Return the trial whether rows of experts are read early; None if they are not to be.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from spac import _core, env
+from spac import _core
 from spac.errors import OutOfMemoryError
 from spac.machine.device_memory import size
 from spac.model.c_api import Context, refusal
@@ -20,10 +20,8 @@ _SINGLE = 3  # tokens that `_core.rehearse` evaluates one by one
 
 def rehearses(pair: ModelPair) -> bool:
     """Return True if the pair's devices have libraries that take memory. An RPC server's have their own."""
-    if pair.placement.remote is not None or not pair.placement.devices:
-        return False
-    wanted = env.FORM.get("rehearsal")
-    return not pair.placement.shares_cores if wanted is None else wanted
+    place = pair.placement
+    return place.remote is None and bool(place.devices) and not place.shares_cores
 
 
 def rehearse(pair: ModelPair) -> dict[str, float]:

@@ -77,17 +77,14 @@ def mixes_kinds(cpus: Sequence[Cpu], threads: int) -> bool:
     return len({cpu.is_slow for cpu in cpus if cpu.number in best}) > 1
 
 
-def placing(cpus: Sequence[Cpu], threads: int, pin: bool | None) -> tuple[list[int], bool]:
-    """Return the CPUs for this number of threads, and True if each thread is bound to one of them.
+def placing(cpus: Sequence[Cpu], threads: int) -> list[int]:
+    """Return the CPUs to which all of this number of threads are bound together; an empty list binds nothing.
 
-    `pin` is the user's choice. If it is None and the CPUs are uneven, all threads are bound to the set of the
-    best CPUs, and the system moves them within it. If the CPUs are even, the system decides alone: a thread
-    that is bound to one CPU waits when another program runs there, and all other threads wait for it. An
-    empty list binds nothing.
+    If the CPUs are uneven, these are the best ones, and the system moves the threads within them. If the CPUs
+    are even, the system decides alone. No thread is bound to one CPU: it would wait when another program runs
+    there, and all other threads would wait for it.
     """
-    if pin is False or (pin is None and not is_uneven(cpus)):
-        return [], False
-    return ranked(cpus)[:threads], bool(pin)
+    return ranked(cpus)[:threads] if is_uneven(cpus) else []
 
 
 def shared_nodes(cpus: Sequence[Cpu], policy: str | None = None) -> list[int]:

@@ -207,7 +207,7 @@ def set_up_simulated() -> None:
 
     Raises InputError for settings that they do not have.
     """
-    for index, settings in enumerate(env.SIMULATED_DEVICE.lists()):
+    for index, settings in enumerate(env.SIMULATED_DEVICE.get() or []):
         if settings or index:
             try:
                 _core.set_simulated_device(**settings, index=index)

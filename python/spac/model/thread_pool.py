@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spac import _core, env
+from spac import _core
 from spac.machine.topology import Cpu, placing, read_cpus
 from spac.model.c_api import Context
 
@@ -16,7 +16,7 @@ They stay awake while a token is sampled, and they free the cores soon after the
 def place(threads: int) -> list[Cpu]:
     """Choose the CPUs for this number of threads in pools that are made later, and return all CPUs."""
     cpus = read_cpus()
-    _core.set_placing(*placing(cpus, threads, env.FORM.get("pin-threads")))
+    _core.set_placing(placing(cpus, threads), False)
     return cpus
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from spac import _core, env
+from spac import _core
 from spac.config import EngineConfig
 from spac.model.devices import room_on
 from spac.model.gguf.info import ModelInfo
@@ -18,13 +18,10 @@ def all_fit(
     """Return True if no option asks for the split, and the devices hold all of a model.
 
     That is its weights, its context, the buffers of its graphs, the draft, the projector and the adapters.
-    The margin of each device stays free. Contexts and buffers are estimates. Where a device shares the
-    host's memory, the split stays by default.
+    The margin of each device stays free. Contexts and buffers are estimates.
     """
-    chosen, layers = env.FORM.get("whole"), config.gpu_layers.count
-    if chosen is None:
-        chosen = not any(device.shares_host_memory for device in devices)
-    if not (devices and chosen and info.is_moe and config.leaves_split):
+    layers = config.gpu_layers.count
+    if not (devices and gains_on(devices) and info.is_moe and config.leaves_split):
         return False
     if layers is not None and layers <= info.n_layer:
         return False
@@ -39,6 +36,11 @@ def all_fit(
         if divided * part / (sum(parts) or 1.0) + each > room_on(device, config.vram_limit)[1]:
             return False
     return True
+
+
+def gains_on(devices: Sequence[_core.DeviceInfo]) -> bool:
+    """Return True if no device shares the host's memory, where experts would lie in memory twice."""
+    return not any(device.shares_host_memory for device in devices)
 
 
 def _work(config: EngineConfig, info: ModelInfo) -> int:

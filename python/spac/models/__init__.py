@@ -21,7 +21,7 @@ from spac.config import EngineConfig
 from spac.errors import InputError
 from spac.machine import host_memory
 from spac.machine.device_memory import size
-from spac.stats.words import number
+from spac.stats.words import columns, number
 
 if TYPE_CHECKING:
     from spac.model.devices import DeviceRoom
@@ -70,11 +70,11 @@ class Row:
     """The bytes of host memory that the model takes."""
     in_memory: bool
     """True if host memory holds them now."""
-    tokens_per_second: float | None
+    tokens_per_second: float | None = None
     """The expected speed without a draft; None if nothing was measured."""
-    speed_from: str
+    speed_from: str = ""
     """The source of the speed, as `spac.model.expected_speed` names it; "" without one."""
-    drafts: tuple[str, ...]
+    drafts: tuple[str, ...] = ()
     """Ways to draft for it, as sentences."""
     fault: str = ""
     """The reason why the file cannot be run; "" if it can."""
@@ -143,21 +143,10 @@ def sized(name: str, info: ModelInfo | KnownModel, room: DeviceRoom | None, more
     slots = fitting.n_slots if fitting is not None and info.is_moe else None
     host_bytes = info.file_size if slots is None else info.expert_bytes
     return Row(
-        name=name,
-        path="",
-        quant="",
-        bytes=info.file_size,
-        experts=info.n_expert,
-        expert_layers=info.n_expert_layers,
-        active=info.n_expert_used,
-        slots=slots,
+        name, "", "", info.file_size, info.n_expert, info.n_expert_layers, info.n_expert_used, slots,
         dense_fits=fitting is None or room is None or fitting.dense_bytes <= room.free,
-        host_bytes=host_bytes,
-        in_memory=host_bytes <= host_memory.available(),
-        tokens_per_second=None,
-        speed_from="",
-        drafts=(),
-    )
+        host_bytes=host_bytes, in_memory=host_bytes <= host_memory.available(),
+    )  # fmt: skip
 
 
 def row_of(
@@ -171,7 +160,7 @@ def row_of(
     try:
         info = check_model(path)
     except InputError as fault:
-        return Row(name, str(path), "", 0, 0, 0, 0, None, False, 0, False, None, "", (), str(fault))
+        return Row(name, str(path), "", 0, 0, 0, 0, None, False, 0, False, fault=str(fault))
     device = room.device if room is not None else None
     row = sized(name, info, room, more_bytes)
     speed = expected_speed(info, device.name if device is not None else "cpu")
@@ -217,13 +206,7 @@ def table(rows: Sequence[Row], room: DeviceRoom | None) -> Iterator[str]:
         ("model", "size", "experts", "active", "slots that fit", memory, f"tokens/s on {where}")
     ]
     cells += [_cells(row) for row in rows if not row.fault]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        words = [
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(words)
+    yield from columns(cells)
     sources = dict.fromkeys(row.speed_from for row in rows if row.speed_from)
     yield from (f"tokens/s ({source}): without a draft, {SOURCES[source]}" for source in sources)
     yield from (f"{row.name}: {row.fault}" for row in rows if row.fault)

@@ -210,7 +210,7 @@ def ready(
         talk.note(note)
     engine.on_note = talk.note
     queue = RequestQueue(options.queue, engine.n_sequences)
-    key = env.API_KEY.get() if options.api_key is None else options.api_key
+    key = (env.API_KEY.get() or "") if options.api_key is None else options.api_key
     state = ServerState(queue, Metrics(queue, engine), names, key, FILES if options.page else ())
     state.strict_model = options.strict_model
     if not talk.quiet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -47,6 +47,17 @@ def size(value: float | None) -> str:
             return f"{number(value)} {unit}"
         value /= 1000
     return f"{number(value)} TB"
+
+
+def columns(cells: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> Iterator[str]:
+    """Yield the rows of a table as lines of columns, of which those in `left` are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        aligned = (
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(aligned).rstrip()
 
 
 def counted(n: int, noun: str) -> str:
