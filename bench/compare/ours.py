@@ -107,7 +107,7 @@ def memory_of(engine: Engine, stats: RunStats) -> dict[str, Any]:
     experts = engine.experts
     return {
         "paged": stats.paged,
-        "pinned_bytes": getattr(stats, "pinned_bytes", None),
+        "pinned_bytes": experts.host_bytes.pinned if experts is not None else 0,
         "host_memory": experts.host_memory if experts is not None else "",
     }
 
@@ -147,8 +147,8 @@ def figures_of(stats: RunStats, counts: dict[str, int]) -> dict[str, Any]:
     """Return what a run took and moved. `counts`: what the mechanism counted over it, its prompt included."""
     kept = (
         "hit_rate", "hit_rate_distinct", "host_wait_s", "host_waits", "host_compute_s", "draft_s", "verify_s",
-        "sample_s", "scheduler_s", "uploads", "upload_s", "uploads_wasted", "evictions_early", "activations",
-        "slots", "slot_bytes", "expert_bytes", "disk_bytes", "draft_length_mean",
+        "sample_s", "scheduler_s", "uploads", "upload_s", "uploads_wasted", "activations",
+        "slots", "slot_bytes", "expert_bytes", "disk_bytes",
     )  # fmt: skip
     found = {name: getattr(stats, name) for name in kept}
     found["bytes_moved"] = dict(stats.bytes_moved)

@@ -148,7 +148,7 @@ def test_the_statistics_say_what_is_in_force(tiny_model):
     with Engine(config(target, None)) as engine:  # never, because the device is simulated
         generation = engine.generate(text, 2)
         "".join(generation)
-        assert generation.stats.stream_batch == generation.stats.bytes_moved["prompt_uploads"] == 0
+        assert engine._expert_cache.stream_batch == generation.stats.bytes_moved["prompt_uploads"] == 0
         assert not any("prompts:" in note for note in engine.notes)
     with Engine(config(target, "auto", deterministic=True, slots=4)) as engine:
         layers = engine.experts.layers
@@ -156,7 +156,7 @@ def test_the_statistics_say_what_is_in_force(tiny_model):
         generation = engine.generate(text, 2)
         "".join(generation)
         stats = generation.stats
-        assert stats.stream_batch == expected >= StreamBatch.LEAST
+        assert engine._expert_cache.stream_batch == expected >= StreamBatch.LEAST
         assert stats.prompt_tokens > expected
         assert stats.bytes_moved["prompt_uploads"] > 0
         assert sum(str(expected) in note for note in engine.notes) == 1

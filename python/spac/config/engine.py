@@ -247,9 +247,6 @@ class EngineConfig(ContextConfig):
         "off nowhere, FILE in this file",
         "--state", metavar="FILE|auto|off",
     )  # fmt: skip
-    timeline: Path | str | None = option(
-        None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
-    )
     model_params: Mapping[str, Any] = option(
         dict, "further fields of llama_model_params to set, by llama.cpp's names"
     )

@@ -1,11 +1,12 @@
-"""The recording of one generation, or of several at once, as a file that `spac.report` turns into a page.
+"""The recording of one generation, or of several at once, as a file.
 
-The file is a `.npz` archive of numpy arrays without pickled objects. Its arrays are the demand of each step,
-for replays (`spac.scheduler.demand`), if the run has experts and one generation. Its member `report.json` is
-one JSON object. [L, N] is [MoE layer in the order in which they run, expert]. It holds no text of the prompt
-or the answer. A field that a run does not have (experts, a governor, thresholds) is null.
+`spac.report` makes a page and a timeline of it, and `bench.schedulers` replays it. The file is a `.npz`
+archive of numpy arrays without pickled objects. `spans` says what ran when (`SPAN_TYPE`). The other arrays
+are the demand of each step (`spac.scheduler.demand`), if the run has experts and one generation. The member
+`report.json` is one JSON object. It holds no text of the prompt or the answer. [L, N] is [MoE layer in the
+order in which they run, expert]. A field that a run does not have (experts, a governor, thresholds) is null.
 
-    format, schema  "spac-recording", 1; fields are not renamed and keep their meaning within a schema
+    format, schema  "spac-recording", 2; fields are not renamed and keep their meaning within a schema
     version         the version of spac
     started         the time at which decoding began, ISO 8601, UTC
     stats           the figures and settings of the run, as in `RunStats.to_json`
@@ -24,7 +25,9 @@ or the answer. A field that a run does not have (experts, a governor, thresholds
                     theta; per_row, steps (of each row, with a model), theta: [row][K + 1] tokens per
                     second, summed over the row's steps
     device          "measured": `device_ns` is the device's time on experts; "at most": it is the time from
-                    each launch until its end was observed; null: it and `observe_ns` are unknown
+                    each launch until its end was observed; null: there are no experts on a device
+    activities      the names of the spans' activities; "track: name" for those that a program added
+    dropped         spans that were left out: the first `CAPACITY` are kept
 
 A run of any length makes a report of bounded size. When the rows are full, they are merged two by two, and
 each row then covers twice as many steps. Sums stay exact; only resolution in time is lost. The demand grows
@@ -58,17 +61,24 @@ from spac.stats.series import Series
 if TYPE_CHECKING:
     import spac._core as _core
     from spac.governor.base import Governor
-    from spac.stats.prediction import PredictionStats
     from spac.stats.run_stats import RunStats
+    from spac.stats.scheduler_time import SchedulerTime
 
-FORMAT, SCHEMA = "spac-recording", 1
+FORMAT, SCHEMA = "spac-recording", 2
 REPORT = "report.json"
 """The name of the report in the archive."""
 
 STEP_ROWS, LAYER_ROWS = 2048, 256  # most rows of figures per step, and of figures per step and layer
 LOOK = 4096  # most experts for which the residency is read after every step; with more, it is read less often
 BATCH = 32  # steps that are summed up at once
-SPANS = 1 << 14  # most spans in a batch, for the device's time
+SPANS = 1 << 16  # most spans in a batch
+CAPACITY = 1 << 18
+"""The largest number of spans in a recording: some thousand steps of a model with 48 MoE layers."""
+SPAN_TYPE = np.dtype(
+    [(name, np.int64) for name in ("start_ns", "end_ns", "bytes")]
+    + [(name, np.int32) for name in ("activity", "layer", "expert", "pool", "count", "distinct", "ok")]
+)
+"""The type of a span; `csrc/core/trace.h` has the fields. Times are from the beginning of the recording."""
 
 COUNTERS = (
     "activations", "activations_hit", "distinct", "distinct_hit",
@@ -106,9 +116,12 @@ class Events(Protocol):
     def driver(self) -> Driver | None:
         """The scheduler's driver; None if no expert can be resident."""
 
+    recorder: Recorder | None
+    """The recorder that gets the scheduler's spans, or None."""
+
     @property
-    def prediction_stats(self) -> PredictionStats:
-        """The prediction statistics of the generation."""
+    def scheduler_time(self) -> SchedulerTime:
+        """The scheduler's time in the generation."""
 
     def wait(self) -> None:
         """Wait until the scheduler has seen the last step."""
@@ -137,6 +150,11 @@ class Recorder:
         self._events: Events | None = None
         self._governor: Governor | None = None
         self._trace: _core.Trace | None = None
+        self._origin = self._last_end = 0  # of the spans and of the last step, in ns
+        self._added: list[tuple[str, int, int]] = []  # the name, start and end of a program's spans
+        self._kept: list[npt.NDArray[np.void]] = []
+        self._n_kept = self._n_dropped = 0
+        self._activities: dict[str, int] = {}  # the number of each activity by its name
         self._device: str | None = None  # the file's field `device`
         self._model: dict[str, Any] | None = None
         self._started: datetime | None = None
@@ -157,44 +175,52 @@ class Recorder:
     def watch(self, events: Events, governor: Governor | None = None) -> None:
         """Record the scheduler and the governor of an engine too."""
         self._events, self._governor = events, governor
+        events.recorder = self
 
-    def begin(self, draft_max: int, experts: _core.Experts | None, counts: Mapping[str, int]) -> None:
-        """Begin recording after the prompt; `counts` are the experts' current counters, as in `step`.
+    def begin(
+        self, draft_max: int, experts: _core.Experts | None, counts: Mapping[str, int], trace: _core.Trace
+    ) -> None:
+        """Begin recording; `counts` are the experts' current counters, as in `step`.
 
-        `draft_max` is the longest draft length.
+        `draft_max` is the longest draft length. `trace` records the mechanism's spans.
         """
-        self._started = datetime.now(UTC)
+        from spac import _core
+
+        self._activities = {name: i for i, name in enumerate(_core.ACTIVITIES)}
+        self._origin, self._trace = time.monotonic_ns(), trace
+        trace.start(SPANS)
         self._lengths = [[0, 0, 0] for _ in range(draft_max + 1)]
-        self._scheduled_ns = self._events.prediction_stats.scheduler_ns if self._events is not None else 0
+        self._scheduled_ns = self._events.scheduler_time.ns if self._events is not None else 0
         self._counts = counts
-        if experts is None or experts.n_layer == 0:
-            return
+        if experts is not None and experts.n_layer:
+            self._watch_experts(experts)
+        self._started = datetime.now(UTC)
+
+    def _watch_experts(self, experts: _core.Experts) -> None:
+        self._device = "measured"
         self._experts, self._model = experts, _described(experts)
         self._absent = experts.residency() >> 31  # -1 where an expert has no slot, else 0
         self._look_every = -(-self._absent.size // LOOK)
         self._demand, self._away, self._arrivals = (np.zeros_like(self._absent) for _ in range(3))
-        from spac import _core
-
-        self._kinds = [_core.ACTIVITIES.index(name) for name in ("observe", "device_part")]
         if self._keeps_demand:
             self._steps_demand = DemandRecorder(layers_of(experts))
             if self._driver is not None:
                 self._driver.record(self._steps_demand)
-        if not experts.trace.on:  # Otherwise a timeline takes the spans.
-            self._trace, self._device = experts.trace, "measured"
-            self._trace.start(SPANS)
 
     def step(
         self, step: _core.Step, time_ns: int, counts: Mapping[str, int], length: int, n_sequences: int = 1
     ) -> None:
         """Record a step that is over; `time_ns` is the time of all of it.
 
-        `length` is the draft length asked for, and `n_sequences` the number of generations in the step.
+        `length` is the draft length asked for, and `n_sequences` the number of generations in the step. A
+        step that ends before `begin` does is left out.
         """
+        if self._started is None:
+            return
         scheduled = 0
         if self._events is not None:
             self._events.wait()
-            scheduled = self._events.prediction_stats.scheduler_ns
+            scheduled = self._events.scheduler_time.ns
         scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
         n_token = len(step.tokens)
         values = [1, time_ns, step.draft_ns, step.verify_ns, step.sample_ns, scheduler_ns]
@@ -212,19 +238,35 @@ class Recorder:
         else:
             values += [0] * (1 + len(COUNTERS))
         self._steps.add([*values, *self._expected(), n_sequences])
-        self._ends.append(time.monotonic_ns())
-        if len(self._ends) == BATCH or (self._trace is not None and len(self._trace) > SPANS // 2):
+        end = time.monotonic_ns()
+        self.add("steps", f"k = {length}", max(end - time_ns, self._last_end), end)
+        self._last_end = end
+        self._ends.append(end)
+        if len(self._ends) == BATCH or self._is_full:
             self._sum_up()
+
+    @property
+    def _is_full(self) -> bool:
+        return self._trace is not None and len(self._trace) > SPANS // 2
+
+    def add(self, track: str, name: str, start_ns: int, end_ns: int) -> None:
+        """Add a program's own span, from any thread; on one track, spans nest or follow each other."""
+        self._added.append((f"{track}: {name}", start_ns, end_ns))
 
     def skip(self, counts: Mapping[str, int]) -> None:
         """Leave out what came before `counts`, such as a prompt."""
         self._counts = counts
+        if not self._ends or self._is_full:
+            self._sum_up()
 
     def end(self) -> None:
         """End the recording after the last step."""
         self._sum_up()
         if self._trace is not None:
             self._trace.stop()
+            self._n_dropped += self._trace.dropped
+        if self._events is not None:
+            self._events.recorder = None
         if (driver := self._driver) is not None and driver.recorder is self._steps_demand:
             driver.recorder = None
         self._experts = self._trace = None  # The recording may outlive the engine.
@@ -291,18 +333,43 @@ class Recorder:
 
     def _traced(self) -> list[Float64Array]:
         """Return observe_ns and device_ns of each of the last steps, by the time at which a span ended."""
-        n = len(self._ends)
-        if self._trace is None or not n:
+        n, spans = len(self._ends), self._take()
+        if not n:
             return [np.zeros(n), np.zeros(n)]
-        spans = self._trace.take()
         at = np.minimum(np.searchsorted(self._ends, spans["end_ns"]), n - 1)
         took = (spans["end_ns"] - spans["start_ns"]).astype(float)
-        chosen = [spans["activity"] == kind for kind in self._kinds]
+        chosen = [spans["activity"] == self._activities[name] for name in ("observe", "device_part")]
         if not spans["ok"][chosen[1]].all():
             self._device = "at most"
         return [np.bincount(at, took * which, n).astype(float) for which in chosen]
 
+    def _take(self) -> npt.NDArray[np.void]:
+        """Return the mechanism's spans since the last call, and keep them with those of programs."""
+        if self._trace is None:
+            return np.empty(0, SPAN_TYPE)
+        spans = self._trace.take().astype(SPAN_TYPE)
+        added, self._added = self._added, []
+        own = np.full(len(added), -1, SPAN_TYPE)
+        own["bytes"] = 0
+        for row, (name, start, end) in zip(own, added, strict=True):
+            activity = self._activities.setdefault(name, len(self._activities))
+            row["start_ns"], row["end_ns"], row["activity"] = start, end, activity
+        for each in (spans, own):
+            kept = each[: CAPACITY - self._n_kept]
+            self._kept.append(kept)
+            self._n_kept += len(kept)
+            self._n_dropped += len(each) - len(kept)
+        return spans
+
     # The recording
+
+    @property
+    def spans(self) -> npt.NDArray[np.void]:
+        """The spans, `SPAN_TYPE` [span]. Call `report` before."""
+        spans = np.concatenate([np.empty(0, SPAN_TYPE), *self._kept])
+        spans["start_ns"] -= self._origin
+        spans["end_ns"] -= self._origin
+        return spans
 
     def report(self, stats: RunStats) -> dict[str, Any]:
         """Return the content of the report."""
@@ -321,6 +388,8 @@ class Recorder:
             "thresholds": self._thresholds_recorded(),
             "governor": self._governor_recorded(),
             "device": self._device,
+            "activities": list(self._activities),
+            "dropped": self._n_dropped,
         }
 
     @property
@@ -331,10 +400,10 @@ class Recorder:
     def write(self, stats: RunStats) -> None:
         """Write the file, whole or not at all, or raise InputError."""
         assert self.path is not None
-        demand, data = self.demand, io.BytesIO()
-        np.savez_compressed(data, **(demand.arrays if demand is not None else {}))
+        report, demand, data = self.report(stats), self.demand, io.BytesIO()
+        np.savez_compressed(data, spans=self.spans, **(demand.arrays if demand is not None else {}))
         with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED) as file:
-            file.writestr(REPORT, json.dumps(self.report(stats), separators=(",", ":")))
+            file.writestr(REPORT, json.dumps(report, separators=(",", ":")))
         write_atomically(self.path, data.getvalue())
 
     def _experts_recorded(self) -> dict[str, Any] | None:
