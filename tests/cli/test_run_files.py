@@ -1,4 +1,4 @@
-"""--timeline, --state and --record leave files behind. If they cannot, one line says so."""
+"""--state and --record leave files behind. If they cannot, one line says so."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ def pair(target, draft):
     return ("-m", target, "-md", draft, "-p", "def f(", *GREEDY)
 
 
-def test_a_timeline_and_a_warm_start(spac_run, pair, tmp_path):
-    timeline, state = tmp_path / "run.json", tmp_path / "warm.state"
-    files = ("--timeline", timeline, "--state", state, "--stats", "json")
+def test_a_warm_start(spac_run, pair, tmp_path):
+    state = tmp_path / "warm.state"
+    files = ("--state", state)
     first = spac_run(*pair, *files)
     assert first.code == 0
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
-    events = json.loads(timeline.read_text())["traceEvents"]
-    stats = json.loads(first.err.splitlines()[-1])
-    assert sum(event.get("cat") == "verify" for event in events) == stats["steps"]
     second = spac_run(*pair, *files, "--scheduler", "ewma", "--quiet")
     assert second.code == 0
     third = spac_run(*pair, *files, "--scheduler", "lru")
@@ -70,7 +67,7 @@ def test_a_recording_has_its_suffix(spac_run, pair, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["--timeline", "--state", "--record"])
+@pytest.mark.parametrize("option", ["--state", "--record"])
 def test_a_file_that_cannot_be_written(spac_run, pair, tmp_path, option):
     outcome = spac_run(*pair, "-q", option, tmp_path / "no" / "file.npz")
     assert outcome.code == 2
