@@ -38,8 +38,6 @@ def test_it_comes_up_clean_and_asks_for_nothing(show, content):
         "draft",
         "speed",
         "roofline",
-        "theta",
-        "slots",
         "swaps",
         "moved",
     ):

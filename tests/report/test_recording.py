@@ -93,7 +93,6 @@ def test_thresholds_and_the_governors_model(content):
         assert all(steps <= each <= (levels + 1) * steps for each in sums)
     assert governor["name"] == content["stats"]["governor"] == "roofline"
     assert len(governor["curve"]["theta"]) == content["stats"]["draft_length"] + 1
-    assert 0 < sum(governor["steps"]) <= n_step
     shown = np.divide(governor["curve"]["tokens"], governor["curve"]["cycle_s"])
     assert governor["curve"]["theta"] == pytest.approx(shown.tolist(), rel=1e-4)
 

@@ -22,8 +22,7 @@ order in which they run, expert]. A field that a run does not have (experts, a g
     thresholds      for a scheduler whose utilities have levels: levels (K), per_row, steps (of each row),
                     sums: [row][L] thresholds, summed over the row's steps
     governor        name; curve: its last model, by draft length 0 … K: tokens, cycle_s, compute_s, missed,
-                    theta; per_row, steps (of each row, with a model), theta: [row][K + 1] tokens per
-                    second, summed over the row's steps
+                    theta
     device          "measured": `device_ns` is the device's time on experts; "at most": it is the time from
                     each launch until its end was observed; null: there are no experts on a device
     activities      the names of the spans' activities; "track: name" for those that a program added
@@ -89,7 +88,7 @@ COUNTERS = (
 """The columns that are the mechanism's counters, by their names in csrc/backend/experts/experts.h."""
 STEP = (
     "steps", "time_ns", "draft_ns", "verify_ns", "sample_ns", "scheduler_ns",
-    "tokens", "verified", "drafted", "accepted", "draft_length", "resident",
+    "tokens", "verified", "drafted", "accepted", "draft_length",
     *COUNTERS,
     "expected_tokens", "expected_ns", "sequences",
 )  # fmt: skip
@@ -99,11 +98,10 @@ COLUMNS = (*STEP, *SPAN)
 
 time_ns is the whole step. host_wait_ns, host_compute_ns and queue_ns (calls that launch and copy) are parts
 of verify_ns, and device_ns runs beside them. observe_ns is the time in which the draft model reads the
-verified tokens. draft_length is the length asked for, and drafted is the number of tokens drafted. resident
-is the number of slots in use at the end of a step. expected_… is what the governor expected of the step, 0
-without a model. sequences is the number of generations whose tokens a step verified. With several,
-all figures are those of the batch, draft_length is the longest of theirs, and copies while a prompt was read
-count in the next step.
+verified tokens. draft_length is the length asked for, and drafted is the number of tokens drafted.
+expected_… is what the governor expected of the step, 0 without a model. sequences is the number of
+generations whose tokens a step verified. With several, all figures are those of the batch, draft_length is
+the longest of theirs, and copies while a prompt was read count in the next step.
 """
 
 LENGTHS = ("steps", "tokens", "time_ns")
@@ -162,7 +160,6 @@ class Recorder:
         self._lengths: list[list[int]] = []
         self._thresholds: Series | None = None
         self._levels = 0
-        self._theta: Series | None = None
         self._curve: Any = None
         self._ends: list[int] = []  # end times, in ns, of the last steps, which are not summed up yet
         self._costs: list[npt.NDArray[np.void]] = []  # [L] for each of them
@@ -233,10 +230,10 @@ class Recorder:
         sums[2] += time_ns
         if self._experts is not None:
             before, self._counts = self._counts, counts
-            values.append(self._observe_experts(self._experts, step))
+            self._observe_experts(self._experts, step)
             values += [counts[name] - before[name] for name in COUNTERS]
         else:
-            values += [0] * (1 + len(COUNTERS))
+            values += [0] * len(COUNTERS)
         self._steps.add([*values, *self._expected(), n_sequences])
         end = time.monotonic_ns()
         self.add("steps", f"k = {length}", max(end - time_ns, self._last_end), end)
@@ -271,8 +268,8 @@ class Recorder:
             driver.recorder = None
         self._experts = self._trace = None  # The recording may outlive the engine.
 
-    def _observe_experts(self, experts: _core.Experts, step: _core.Step) -> int:
-        """Record demand, costs, thresholds and residency, and return the number of resident experts."""
+    def _observe_experts(self, experts: _core.Experts, step: _core.Step) -> None:
+        """Record demand, costs, thresholds and residency."""
         self._steps_unseen += 1
         if self._steps_unseen == self._look_every:
             self._look(experts)
@@ -285,7 +282,6 @@ class Recorder:
         if levels is not None and threshold is not None:
             self._levels = levels
             self._taus.append(threshold.copy())
-        return experts.slots.n_resident
 
     @property
     def _driver(self) -> Driver | None:
@@ -304,13 +300,8 @@ class Recorder:
         """Record the governor's model, and return expected_tokens and expected_ns."""
         if self._governor is None:
             return [0, 0]
-        curve = getattr(self._governor, "curve", None)
-        if curve is not None:
-            if curve is not self._curve:
-                self._curve, self._now = curve, np.array(curve.theta)
-            if self._theta is None:
-                self._theta = Series(len(self._now), LAYER_ROWS)
-            self._theta.add(self._now)
+        if (curve := getattr(self._governor, "curve", None)) is not None:
+            self._curve = curve
         expected = self._governor.expected
         return [0, 0] if expected is None else [expected[0], expected[1] * 1e9]
 
@@ -428,13 +419,12 @@ class Recorder:
     def _governor_recorded(self) -> dict[str, Any] | None:
         if self._governor is None:
             return None
-        recorded: dict[str, Any] = {"name": self._governor.name, "curve": None, "theta": None}
-        if self._curve is not None and self._theta is not None:
+        recorded: dict[str, Any] = {"name": self._governor.name, "curve": None}
+        if self._curve is not None:
             curve = self._curve
             named = {"cycle_s": curve.cycle, "compute_s": curve.compute, "theta": curve.theta}
             named |= {"tokens": curve.tokens, "missed": curve.missed}
             recorded["curve"] = {name: _short(values) for name, values in named.items()}
-            recorded |= {**self._theta.described, "theta": [_short(row) for row in self._theta.rows]}
         return recorded
 
 
