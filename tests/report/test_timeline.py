@@ -63,7 +63,6 @@ def test_every_event_is_well_formed(drawn):
         assert event["pid"] == 1
         if event["ph"] == "M":
             continue
-        assert 1 <= event["tid"] <= len(TRACKS) + 1
         assert event["ts"] >= 0
         assert isinstance(event["args"], dict)
         assert ("dur" in event) == (event["ph"] == "X")
@@ -108,20 +107,13 @@ def test_what_the_counters_say_is_what_is_drawn(drawn):
     lengths = [int(event["name"].removeprefix("k = ")) for event in drawn.of("steps")]
     assert (len(lengths), lengths[0]) == (stats.steps, 4)
     assert sum(lengths) >= stats.drafted_tokens
+    timed = {"host_wait": "host_wait_ns", "host_experts": "host_compute_ns", "copy": "upload_ns"}
+    for category, counter in timed.items():  # A span covers the time that its counter measures, and more.
+        events = drawn.of(category)
+        least_us = counts[counter] / 1e3 - len(events) * TOLERANCE_US
+        assert sum(event["dur"] for event in events) >= least_us > 0
     asked = [event["name"] for event in drawn.of("scheduler")]
     assert asked == ["prompt"] + ["verify_end"] * stats.steps
-
-
-@pytest.mark.parametrize(
-    ("category", "counter"),
-    [("host_wait", "host_wait_ns"), ("host_experts", "host_compute_ns"), ("copy", "upload_ns")],
-)
-def test_drawn_times_are_those_of_the_counters(drawn, category, counter):
-    """A span covers the time that its counter measures, and little more."""
-    events = drawn.of(category)
-    drawn_us, counted_us = sum(event["dur"] for event in events), drawn.counts[counter] / 1e3
-    assert drawn_us >= counted_us - len(events) * TOLERANCE_US
-    assert counted_us > 0
 
 
 def test_layers_lie_in_their_verification_or_prompt(drawn):
