@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-import spac.stats.recording
+import spac.stats.spans
 from spac import _core, demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
@@ -191,7 +191,7 @@ def test_plain_llama_cpp_has_a_timeline_too(tmp_path):
 
 
 def test_what_finds_no_room_is_counted_and_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(spac.stats.recording, "CAPACITY", 50)
+    monkeypatch.setattr(spac.stats.spans, "CAPACITY", 50)
     drawn = Drawn(tmp_path)
     dropped = drawn.data["otherData"]["dropped"]
     assert dropped > 0

@@ -13,12 +13,12 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from spac.errors import InputError
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.machine.files import check_unpacked, read_plain, unreadable
-from spac.stats.recording import COLUMNS, FORMAT, REPORT, SCHEMA, SPAN_TYPE
+from spac.stats.recording import COLUMNS, FORMAT, REPORT, SCHEMA
+from spac.stats.spans import SPAN_TYPE, SpanArray
 
 MATRICES = ("demand", "resident", "arrivals")
 
@@ -29,7 +29,7 @@ class Recording:
 
     content: Mapping[str, Any]
     """The whole content of the report."""
-    spans: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, SPAN_TYPE))
+    spans: SpanArray = field(default_factory=lambda: np.empty(0, SPAN_TYPE))
     """What ran when, `SPAN_TYPE` [span]."""
 
     @property

@@ -12,17 +12,15 @@ order in which they run, expert]. A field that a run does not have (experts, a g
     stats           the figures and settings of the run, as in `RunStats.to_json`
     steps           per_row: steps in a row; columns: sums over the steps of each row, by name (`COLUMNS`)
     lengths         for each draft length asked for, 0 to the longest: steps, tokens, time_ns of such steps
-    experts         layers: name, n_expert, n_used, expert_bytes, pool of each, device; n_expert: N;
-                    devices: their names, by the layers' numbers; host_memory;
-                    pool_slots: slots of every pool;
+    experts         layers: name, n_expert, expert_bytes, pool, device of each; n_expert: N;
+                    devices: their names, by the layers' numbers; pool_slots: slots of every pool;
                     by_layer: sums over the run of `Step.layer_costs`, by name, each [L];
                     looks: the number of times the residency was read, every few steps with many experts;
                     demand: activations; resident: looks at which the expert had a slot; arrivals: looks at
                     which it had one and had none at the previous look: int32 [L, N], little-endian, base64
     thresholds      for a scheduler whose utilities have levels: levels (K), per_row, steps (of each row),
                     sums: [row][L] thresholds, summed over the row's steps
-    governor        name; curve: its last model, by draft length 0 … K: tokens, cycle_s, compute_s, missed,
-                    theta
+    governor        name; curve: its last model, by draft length 0 … K: tokens, compute_s, theta
     device          "measured": `device_ns` is the device's time on experts; "at most": it is the time from
                     each launch until its end was observed; null: there are no experts on a device
     activities      the names of the spans' activities; "track: name" for those that a program added
@@ -56,6 +54,7 @@ from spac.machine.files import check_writable, write_atomically
 from spac.scheduler.demand import Demand, DemandRecorder
 from spac.scheduler.driver import Driver, layers_of
 from spac.stats.series import Series
+from spac.stats.spans import Spans
 
 if TYPE_CHECKING:
     import spac._core as _core
@@ -70,25 +69,17 @@ REPORT = "report.json"
 STEP_ROWS, LAYER_ROWS = 2048, 256  # most rows of figures per step, and of figures per step and layer
 LOOK = 4096  # most experts for which the residency is read after every step; with more, it is read less often
 BATCH = 32  # steps that are summed up at once
-SPANS = 1 << 16  # most spans in a batch
-CAPACITY = 1 << 18
-"""The largest number of spans in a recording: some thousand steps of a model with 48 MoE layers."""
-SPAN_TYPE = np.dtype(
-    [(name, np.int64) for name in ("start_ns", "end_ns", "bytes")]
-    + [(name, np.int32) for name in ("activity", "layer", "expert", "pool", "count", "distinct", "ok")]
-)
-"""The type of a span; `csrc/core/trace.h` has the fields. Times are from the beginning of the recording."""
 
 COUNTERS = (
     "activations", "activations_hit", "distinct", "distinct_hit",
     "uploads", "upload_bytes", "uploads_wasted", "evictions",
-    "host_waits", "host_wait_ns", "host_compute_ns", "queue_ns",
+    "host_wait_ns", "host_compute_ns", "queue_ns",
     "download_bytes", "join_bytes",
 )  # fmt: skip
 """The columns that are the mechanism's counters, by their names in csrc/backend/experts/experts.h."""
 STEP = (
     "steps", "time_ns", "draft_ns", "verify_ns", "sample_ns", "scheduler_ns",
-    "tokens", "verified", "drafted", "accepted", "draft_length",
+    "tokens", "drafted", "accepted", "draft_length",
     *COUNTERS,
     "expected_tokens", "expected_ns", "sequences",
 )  # fmt: skip
@@ -147,16 +138,12 @@ class Recorder:
         self._experts: _core.Experts | None = None
         self._events: Events | None = None
         self._governor: Governor | None = None
-        self._trace: _core.Trace | None = None
-        self._origin = self._last_end = 0  # of the spans and of the last step, in ns
-        self._added: list[tuple[str, int, int]] = []  # the name, start and end of a program's spans
-        self._kept: list[npt.NDArray[np.void]] = []
-        self._n_kept = self._n_dropped = 0
-        self._activities: dict[str, int] = {}  # the number of each activity by its name
+        self._spans = Spans()
+        self._last_end = 0  # time of the last step's end, in ns
         self._device: str | None = None  # the file's field `device`
         self._model: dict[str, Any] | None = None
         self._started: datetime | None = None
-        self._steps, self._spans = Series(len(STEP), STEP_ROWS), Series(len(SPAN), STEP_ROWS)
+        self._steps, self._traced_steps = Series(len(STEP), STEP_ROWS), Series(len(SPAN), STEP_ROWS)
         self._lengths: list[list[int]] = []
         self._thresholds: Series | None = None
         self._levels = 0
@@ -181,11 +168,7 @@ class Recorder:
 
         `draft_max` is the longest draft length. `trace` records the mechanism's spans.
         """
-        from spac import _core
-
-        self._activities = {name: i for i, name in enumerate(_core.ACTIVITIES)}
-        self._origin, self._trace = time.monotonic_ns(), trace
-        trace.start(SPANS)
+        self._spans.begin(trace)
         self._lengths = [[0, 0, 0] for _ in range(draft_max + 1)]
         self._scheduled_ns = self._events.scheduler_time.ns if self._events is not None else 0
         self._counts = counts
@@ -221,7 +204,7 @@ class Recorder:
         scheduler_ns, self._scheduled_ns = scheduled - self._scheduled_ns, scheduled
         n_token = len(step.tokens)
         values = [1, time_ns, step.draft_ns, step.verify_ns, step.sample_ns, scheduler_ns]
-        values += [n_token, step.n_verified, step.n_drafted, step.n_accepted, length]
+        values += [n_token, step.n_drafted, step.n_accepted, length]
         if length >= len(self._lengths):  # A draft that had left is back.
             self._lengths += [[0, 0, 0] for _ in range(length + 1 - len(self._lengths))]
         sums = self._lengths[length]
@@ -239,34 +222,28 @@ class Recorder:
         self.add("steps", f"k = {length}", max(end - time_ns, self._last_end), end)
         self._last_end = end
         self._ends.append(end)
-        if len(self._ends) == BATCH or self._is_full:
+        if len(self._ends) == BATCH or self._spans.is_full:
             self._sum_up()
-
-    @property
-    def _is_full(self) -> bool:
-        return self._trace is not None and len(self._trace) > SPANS // 2
 
     def add(self, track: str, name: str, start_ns: int, end_ns: int) -> None:
         """Add a program's own span, from any thread; on one track, spans nest or follow each other."""
-        self._added.append((f"{track}: {name}", start_ns, end_ns))
+        self._spans.add(track, name, start_ns, end_ns)
 
     def skip(self, counts: Mapping[str, int]) -> None:
         """Leave out what came before `counts`, such as a prompt."""
         self._counts = counts
-        if not self._ends or self._is_full:
+        if not self._ends or self._spans.is_full:
             self._sum_up()
 
     def end(self) -> None:
         """End the recording after the last step."""
         self._sum_up()
-        if self._trace is not None:
-            self._trace.stop()
-            self._n_dropped += self._trace.dropped
+        self._spans.stop()
         if self._events is not None:
             self._events.recorder = None
         if (driver := self._driver) is not None and driver.recorder is self._steps_demand:
             driver.recorder = None
-        self._experts = self._trace = None  # The recording may outlive the engine.
+        self._experts = None  # The recording may outlive the engine.
 
     def _observe_experts(self, experts: _core.Experts, step: _core.Step) -> None:
         """Record demand, costs, thresholds and residency."""
@@ -313,7 +290,7 @@ class Recorder:
                 self._by_layer[name] = self._by_layer.get(name, 0) + costs[name].sum(0, dtype=np.int64)
         observe, device = self._traced()
         for values in zip(observe, device, strict=True):
-            self._spans.add(values)
+            self._traced_steps.add(values)
         for tau in self._taus:
             if self._thresholds is None:
                 self._thresholds = Series(len(tau), LAYER_ROWS)
@@ -324,48 +301,22 @@ class Recorder:
 
     def _traced(self) -> list[Float64Array]:
         """Return observe_ns and device_ns of each of the last steps, by the time at which a span ended."""
-        n, spans = len(self._ends), self._take()
+        n, spans = len(self._ends), self._spans.take()
         if not n:
             return [np.zeros(n), np.zeros(n)]
         at = np.minimum(np.searchsorted(self._ends, spans["end_ns"]), n - 1)
         took = (spans["end_ns"] - spans["start_ns"]).astype(float)
-        chosen = [spans["activity"] == self._activities[name] for name in ("observe", "device_part")]
+        chosen = [self._spans.of(spans, name) for name in ("observe", "device_part")]
         if not spans["ok"][chosen[1]].all():
             self._device = "at most"
         return [np.bincount(at, took * which, n).astype(float) for which in chosen]
 
-    def _take(self) -> npt.NDArray[np.void]:
-        """Return the mechanism's spans since the last call, and keep them with those of programs."""
-        if self._trace is None:
-            return np.empty(0, SPAN_TYPE)
-        spans = self._trace.take().astype(SPAN_TYPE)
-        added, self._added = self._added, []
-        own = np.full(len(added), -1, SPAN_TYPE)
-        own["bytes"] = 0
-        for row, (name, start, end) in zip(own, added, strict=True):
-            activity = self._activities.setdefault(name, len(self._activities))
-            row["start_ns"], row["end_ns"], row["activity"] = start, end, activity
-        for each in (spans, own):
-            kept = each[: CAPACITY - self._n_kept]
-            self._kept.append(kept)
-            self._n_kept += len(kept)
-            self._n_dropped += len(each) - len(kept)
-        return spans
-
     # The recording
-
-    @property
-    def spans(self) -> npt.NDArray[np.void]:
-        """The spans, `SPAN_TYPE` [span]. Call `report` before."""
-        spans = np.concatenate([np.empty(0, SPAN_TYPE), *self._kept])
-        spans["start_ns"] -= self._origin
-        spans["end_ns"] -= self._origin
-        return spans
 
     def report(self, stats: RunStats) -> dict[str, Any]:
         """Return the content of the report."""
         self._sum_up()
-        rows = np.hstack((self._steps.rows, self._spans.rows))
+        rows = np.hstack((self._steps.rows, self._traced_steps.rows))
         columns = {name: _short(rows[:, i]) for i, name in enumerate(COLUMNS)}
         return {
             "format": FORMAT,
@@ -379,8 +330,8 @@ class Recorder:
             "thresholds": self._thresholds_recorded(),
             "governor": self._governor_recorded(),
             "device": self._device,
-            "activities": list(self._activities),
-            "dropped": self._n_dropped,
+            "activities": self._spans.activities,
+            "dropped": self._spans.n_dropped,
         }
 
     @property
@@ -392,7 +343,7 @@ class Recorder:
         """Write the file, whole or not at all, or raise InputError."""
         assert self.path is not None
         report, demand, data = self.report(stats), self.demand, io.BytesIO()
-        np.savez_compressed(data, spans=self.spans, **(demand.arrays if demand is not None else {}))
+        np.savez_compressed(data, spans=self._spans.array, **(demand.arrays if demand is not None else {}))
         with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED) as file:
             file.writestr(REPORT, json.dumps(report, separators=(",", ":")))
         write_atomically(self.path, data.getvalue())
@@ -422,19 +373,17 @@ class Recorder:
         recorded: dict[str, Any] = {"name": self._governor.name, "curve": None}
         if self._curve is not None:
             curve = self._curve
-            named = {"cycle_s": curve.cycle, "compute_s": curve.compute, "theta": curve.theta}
-            named |= {"tokens": curve.tokens, "missed": curve.missed}
+            named = {"tokens": curve.tokens, "compute_s": curve.compute, "theta": curve.theta}
             recorded["curve"] = {name: _short(values) for name, values in named.items()}
         return recorded
 
 
 def _described(experts: _core.Experts) -> dict[str, Any]:
-    names = ("name", "n_expert", "n_used", "expert_bytes", "pool", "device")
+    names = ("name", "n_expert", "expert_bytes", "pool", "device")
     return {
         "devices": [device.name for device in experts.devices],
         "layers": [{name: getattr(layer, name) for name in names} for layer in experts.layers],
         "n_expert": experts.n_expert,
-        "host_memory": experts.host_memory,
         "pool_slots": experts.pool_slots,
     }
 
