@@ -365,9 +365,10 @@ class Visit:
 
     def timeline(self) -> bool:
         """Trace a short text with a draft, to see what overlaps (ui.perfetto.dev shows it)."""
-        path = self.work / "timeline.json"
-        words = ["--prompt", "a", "--draft", self.draft, "-n", 24, "--temp", 0, "--timeline", path]
+        record, path = self.work / "timeline.npz", self.work / "timeline.json"
+        words = ["--prompt", "a", "--draft", self.draft, "-n", 24, "--temp", 0, "--record", record]
         done = self.generated("timeline", *words)
+        done = done and self.python("report", 60, "spac.report", record, "--timeline", path)
         if path.is_file():
             (self.out / "timeline.json.gz").write_bytes(gzip.compress(path.read_bytes(), 6))
         return done

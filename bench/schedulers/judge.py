@@ -79,7 +79,7 @@ def between(demand: Demand) -> Known:
     The hand-off costs nothing too, so that no layer is made whole: that spares time, and costs hits.
     """
     guessed = Costs.guessed(demand.layers)
-    experts = tuple(replace(each, upload_s=0.0, upload_busy_s=0.0) for each in guessed.experts)
+    experts = tuple(replace(each, upload_s=0.0) for each in guessed.experts)
     return Known(replace(guessed, experts=experts, hand_off_s=0.0))
 
 

@@ -80,8 +80,7 @@ class Machine:
             cpu_pair_s=read * self.pair_share,
             cpu_pair_only_s=read,
             device_expert_s=model.expert_bytes / self.device,
-            upload_s=model.expert_bytes / self.link,
-            upload_busy_s=model.expert_bytes / self.link_busy,
+            upload_s=model.expert_bytes / self.link_busy,
         )
 
     def draft_token_s(self, model: Model) -> float:

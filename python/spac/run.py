@@ -88,7 +88,8 @@ def make_parser() -> Parser:
                              "(default: %(default)s)")  # fmt: skip
     output.add_argument("--stats-file", metavar="FILE", help="write the figures as JSON to a file too")
     output.add_argument("--record", metavar="FILE.npz",
-                        help="note what every step did, for `spac report FILE.npz` and replays")  # fmt: skip
+                        help="note what every step did and what ran when, for `spac report FILE.npz` and "
+                             "replays")  # fmt: skip
     add_talk(output)
     return parser
 

@@ -28,7 +28,7 @@ def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     assert messages[0]["content"] == "import os \nimport sys"
     assert done.out == "".join(message["content"] + "\n" for message in messages[1::2])
-    for part in ("no chat template", "tokens/s", "acceptance", "to change", "speculation", "saved 2"):
+    for part in ("no chat template", "tokens/s", "acceptance", "to change", ", seed ", "saved 2"):
         assert part in done.err
 
 

@@ -121,16 +121,14 @@ CASES = {
         --mmproj draft.gguf --image a.png => this is no projector
         --record run.json => run.json: a recording is a .npz file
         --record no/file.npz => no/file.npz: cannot be written
-        --timeline no/file => no/file: cannot be written
         --state no/file => no/file: cannot be written
         --stats-file no/file => no/file: cannot be written
         --state notes.txt => not a saved state
-        --timeline target.gguf => --timeline: target.gguf is the target
         --record ./target.gguf => --record: target.gguf is the target
         -md draft.gguf --state draft.gguf => --state: draft.gguf is the draft
         --record a.npz --stats-file a.npz => a.npz is the file of --record
         --grammar-file t.jinja --record t.jinja => is the grammar
-        -jf chat.json --timeline chat.json => is the schema
+        -jf chat.json --record chat.json => is the schema
         --lora a,t.jinja --stats-file t.jinja => is an adapter
     """,
     "bench -t 1 --device simulated --repeat 1 -n 8": """
@@ -165,9 +163,10 @@ CASES = {
     """,
     "": """
         chat -m target.gguf --load chat.json --state chat.json => is the conversation
-        serve -m target.gguf --chat-template-file t.jinja --timeline t.jinja => the chat template
+        serve -m target.gguf --chat-template-file t.jinja --record t.jinja => the chat template
         report chat.json -o chat.json => --output: chat.json is the recording
         report chat.json -o target.gguf => --output: target.gguf is a model
+        report chat.json --timeline target.gguf => --timeline: target.gguf is a model
     """,
 }
 """Commands by their beginnings, with the words that the line has, in this order, where * stands between."""

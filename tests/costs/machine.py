@@ -20,8 +20,7 @@ EXPERT = ExpertCosts(
     cpu_pair_s=2e-6,
     cpu_pair_only_s=4e-6,
     device_expert_s=1e-6,
-    upload_s=20e-6,
-    upload_busy_s=30e-6,
+    upload_s=30e-6,
 )
 
 
@@ -102,5 +101,5 @@ def steps(
             draft_ns=1e9 * true.draft(n - 1) * noise[-1] * (100 if stalled == len(layers) else 1),
             verify_ns=1e9 * (total + dense + late),
             upload_bytes=20 * layers[0].expert_bytes,
-            upload_ns=1e9 * 20 * true.experts[0].upload_busy_s * noise[-2],
+            upload_ns=1e9 * 20 * true.experts[0].upload_s * noise[-2],
         )

@@ -37,7 +37,7 @@ def test_a_wrong_calibration_corrects_itself(factors, share, seed):
     for pairs, distinct in ((12, 10), (24, 17), (36, 22)):
         cpu_s = true.experts[0].cpu_s(pairs, distinct)
         assert found.experts[0].cpu_s(pairs, distinct) == pytest.approx(cpu_s, rel=0.1)
-    assert found.experts[0].upload_busy_s == pytest.approx(true.experts[0].upload_busy_s, rel=0.1)
+    assert found.experts[0].upload_s == pytest.approx(true.experts[0].upload_s, rel=0.1)
     for n in (1, 4, 8):
         assert found.draft(n) == pytest.approx(true.draft(n), rel=0.1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gguf import GGUFReader
@@ -32,7 +33,10 @@ def generate(n_tokens=60, **options):
     with Engine(EngineConfig(**({"target": TARGET} | fixed | options))) as engine:
         assert engine.experts is None or engine.experts.settle(30.0)
         generation = engine.generate(PROMPT, n_tokens, sampling=sampling)
-        return "".join(generation), generation.stats
+        text = "".join(generation)
+        counts = engine.experts.stats if engine.experts is not None else {}
+        known = {name: counts.get(name, 0) for name in ("foreseen", "foreseen_right")}
+        return text, SimpleNamespace(**vars(generation.stats), **known)
 
 
 @pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "not ahead"])
@@ -46,10 +50,9 @@ def test_what_is_foreseen_arrives_in_time_on_a_slow_device(ahead, monkeypatch):
     assert without.uploads == without.foreseen == 0
     assert without.lookahead == 0
     assert foreseen.lookahead == 2
-    assert foreseen.foreseen_right > 0.4  # chance would give 4 of 32
+    assert foreseen.foreseen_right > 0.4 * foreseen.foreseen  # chance would give 4 of 32
     assert foreseen.uploads > 100
     assert foreseen.hit_rate > without.hit_rate + 0.05
-    assert "of" in foreseen.table().split("lookahead")[1]
 
 
 SEVERAL = {"n_layer": 5, "n_expert": 16, "n_used": 3}
@@ -93,14 +96,13 @@ def test_what_a_router_will_choose_is_known_where_its_input_is(router, tmp_path)
     same_everywhere(path, 4 if router == ROOT else None)
     _, stats = generate(24, target=path, lookahead=1)
     assert stats.foreseen > 150
-    assert stats.foreseen_right == 1.0
+    assert stats.foreseen_right == stats.foreseen
 
 
 def test_a_layer_behind_the_last_is_never_foreseen():
     text, stats = generate(lookahead=64)
     assert text == generate()[0]
     assert stats.foreseen == stats.uploads == 0
-    assert stats.foreseen_right is None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_with_a_draft_several_tokens_are_foreseen():
     text, stats = generate(draft=draft, draft_length=3, lookahead=1, scheduler="logistic")
     assert text == generate(draft=draft, draft_length=3, scheduler="logistic")[0]
     assert stats.foreseen > 4 * 4 * stats.steps  # 4 layers of 5, 4 experts a token, more than a token a step
-    assert stats.foreseen_right > 0.4
+    assert stats.foreseen_right > 0.4 * stats.foreseen
 
 
 def test_it_can_be_turned_off_again():

@@ -35,11 +35,8 @@ def test_the_text_is_the_same(target, expected, scheduler):
         generation = engine.generate(PROMPT, 24)
         assert "".join(generation) == expected
         stats = generation.stats
-        assert stats.miss == "load"
         assert stats.bytes_moved["loads"] > 0
-        assert stats.misses_loaded > 0
         assert stats.gpu_share > stats.hit_rate
-        assert "misses      load: " in stats.table()
 
 
 def test_lru_with_loads_is_a_plain_cache(target):
@@ -52,9 +49,9 @@ def test_lru_with_loads_is_a_plain_cache(target):
         experts, plan = engine.experts, engine.events.driver.plan
         assert experts.settle(10)
         stats = generation.stats
-        assert experts.stats["uploads"] < 0.1 * stats.misses_loaded
-        assert stats.misses_cpu <= experts.stats["uploads"]
-        assert (stats.gpu_share == 1) == (stats.misses_cpu == 0)
+        assert experts.stats["uploads"] < 0.1 * experts.stats["misses_loaded"]
+        assert experts.stats["misses_cpu"] <= experts.stats["uploads"]
+        assert stats.gpu_share > max(0.9, stats.hit_rate)
         wanted = plan.priority >= plan.threshold[:, None]
         assert wanted.any()
         assert (wanted <= (experts.residency() >= 0)).all()
@@ -65,10 +62,9 @@ def test_misses_on_the_cpu_are_counted(target):
         generation = engine.generate(PROMPT, 8)
         "".join(generation)
         stats = generation.stats
-        assert stats.misses_loaded == stats.bytes_moved["loads"] == 0
-        assert stats.misses_cpu > 0
+        assert stats.bytes_moved["loads"] == 0
+        assert engine.experts.stats["misses_cpu"] > 0
         assert stats.gpu_share == stats.hit_rate
-        assert "misses " not in stats.table()
 
 
 def test_only_some_values():

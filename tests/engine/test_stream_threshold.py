@@ -70,7 +70,7 @@ def test_steps_of_single_tokens_do_not_hide_what_a_prompt_computes():
     expert into the fixed time. Prompts of 512 tokens were split for 2.6 s, and streamed in 0.3 s."""
     learned = ExpertCosts(
         cpu_layer_s=70e-6, cpu_expert_s=12e-6, cpu_pair_s=1.2e-6, cpu_pair_only_s=49e-6, device_expert_s=3e-6,
-        upload_s=120e-6, upload_busy_s=120e-6,
+        upload_s=120e-6,
     )  # fmt: skip
     layers, costs = [Layer(128, 8, 0)] * 48, costs_of(learned)
     assert split_s(costs, layers, 0.17, 512) == pytest.approx(2.6, rel=0.1)
@@ -148,7 +148,7 @@ def test_the_statistics_say_what_is_in_force(tiny_model):
     with Engine(config(target, None)) as engine:  # never, because the device is simulated
         generation = engine.generate(text, 2)
         "".join(generation)
-        assert generation.stats.stream_batch == generation.stats.bytes_moved["prompt_uploads"] == 0
+        assert engine._expert_cache.stream_batch == generation.stats.bytes_moved["prompt_uploads"] == 0
         assert not any("prompts:" in note for note in engine.notes)
     with Engine(config(target, "auto", deterministic=True, slots=4)) as engine:
         layers = engine.experts.layers
@@ -156,7 +156,7 @@ def test_the_statistics_say_what_is_in_force(tiny_model):
         generation = engine.generate(text, 2)
         "".join(generation)
         stats = generation.stats
-        assert stats.stream_batch == expected >= StreamBatch.LEAST
+        assert engine._expert_cache.stream_batch == expected >= StreamBatch.LEAST
         assert stats.prompt_tokens > expected
         assert stats.bytes_moved["prompt_uploads"] > 0
         assert sum(str(expected) in note for note in engine.notes) == 1

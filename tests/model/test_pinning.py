@@ -63,10 +63,6 @@ class Run:
         self.all = self.bytes.pinned + self.bytes.pageable
         assert self.stats.uploads > 0
         assert self.stats.bytes_moved["prompt_uploads"] > 0
-        assert (self.stats.pinned_bytes, self.stats.pageable_bytes) == (
-            self.bytes.pinned,
-            self.bytes.pageable,
-        )
 
 
 @pytest.fixture(scope="module")

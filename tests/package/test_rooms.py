@@ -41,12 +41,12 @@ SURFACE = {
     "spac.engine": "Chat Delta Engine EngineConfig Generation InputError LoadProgress Recorder "
     "SamplingConfig Scheduler",
     "spac.errors": "Cancelled DeviceError InputError InternalError OutOfMemoryError SpacError one_line",
-    "spac.governor": "ChosenLengths BatchGovernor FixedGovernor Governor RooflineGovernor",
+    "spac.governor": "BatchGovernor FixedGovernor Governor RooflineGovernor",
     "spac.scheduler": "Event Layer Plan Scheduler View make names parse share_slots",
     "spac.scheduler.base": "Event Layer Plan Scheduler View share_slots",
     "spac.scheduler.ewma": "best_per_pool",
     "spac.replay": "Demand replay",
-    "spac.stats": "SCHEMA Meter RunStats Setting ratio",
+    "spac.stats": "SCHEMA Meter RunStats Setting",
     "spac.demo": "TARGET DRAFT PROMPT SAMPLING",
     **{f"spac.{name}": "main" for name in (*PROGRAMS, "cli")},
 }

@@ -112,7 +112,7 @@ def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
 
 
 def times(n_layer: int, upload: float = 2.0) -> Times:
-    return Times.of([ExpertCosts(0.0, 0.0, 1.0, 1.0, 0.5, upload, upload)] * n_layer, 0.25)
+    return Times.of([ExpertCosts(0.0, 0.0, 1.0, 1.0, 0.5, upload)] * n_layer, 0.25)
 
 
 @given(situations(), st.integers(0, 8))

@@ -50,7 +50,7 @@ class Known:
 
 
 def known(cpu_pair_s: float, device_expert_s: float, upload_s: float) -> Known:
-    expert = ExpertCosts(0.0, 0.0, cpu_pair_s, cpu_pair_s, device_expert_s, upload_s, upload_s)
+    expert = ExpertCosts(0.0, 0.0, cpu_pair_s, cpu_pair_s, device_expert_s, upload_s)
     return Known(Costs((expert,), 0.0, 0.0, (1e-3,), (1e-3,), 0.0))
 
 
@@ -142,7 +142,7 @@ def test_by_default_a_level_is_in_the_learned_order_and_keeps_its_residents():
 
 def test_the_paper_s_preset_is_the_printed_system_and_nothing_else():
     costs = known(1e-4, 1e-5, 1e-4)
-    times = Times.of([ExpertCosts(0.0, 0.0, 1e-4, 1e-4, 1e-5, 1e-4, 1e-4)] * 3, 0.0)
+    times = Times.of([ExpertCosts(0.0, 0.0, 1e-4, 1e-4, 1e-5, 1e-4)] * 3, 0.0)
     subject: Any = scheduler.make("moe-spac:paper")
     demand = local_demand()
     exists, pools = np.ones((3, 16), np.bool_), Pools(np.zeros(3, np.int32), np.array([8], np.int32))

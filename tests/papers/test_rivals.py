@@ -188,14 +188,14 @@ def test_shallow_layers_are_kept_whole_where_the_others_still_have_what_a_token_
 def test_the_schedule_ends_soonest_of_all_choices(experts, data):
     tokens = np.array([n for n, _ in experts], np.int32)
     resident = np.array([held for _, held in experts])
-    costs = ExpertCosts(*(data.draw(st.floats(1e-3, 1)) for _ in range(7)))
+    costs = ExpertCosts(*(data.draw(st.floats(1e-3, 1)) for _ in range(6)))
     missing = np.flatnonzero((tokens > 0) & ~resident)
 
     def seconds(loaded):
         rest = np.setdiff1d(missing, loaded)
         device = (np.count_nonzero((tokens > 0) & resident) + len(loaded)) * costs.device_expert_s
         cpu = costs.cpu_s(int(tokens[rest].sum()), len(rest))
-        return max(cpu, len(loaded) * costs.upload_busy_s + device)
+        return max(cpu, len(loaded) * costs.upload_s + device)
 
     found = np.flatnonzero(transferred(tokens, resident, costs))
     assert set(found) <= set(missing)
@@ -212,7 +212,7 @@ def test_scores_decay_and_the_lowest_goes():
     held = np.array([[0, -1, 1, -1, -1, -1]], np.int32)
     plan = subject.on(Event.VERIFY_END, verified(view, [[0, 0, 0, 3, 0, 0]], slot_of=held))
     assert np.flatnonzero(plan.wanted[0]).tolist() == [0, 3], "scores 1/4, 1/6 and 7/12"
-    slow_link = Costs((ExpertCosts(0, 1, 1, 1, 0.1, 90, 90),), 0.0, 1.0, (1.0,), (1.0,))
+    slow_link = Costs((ExpertCosts(0, 1, 1, 1, 0.1, 90),), 0.0, 1.0, (1.0,), (1.0,))
     dear = verified(view, [[0, 3, 0, 0, 0, 0]], slot_of=held, costs=SimpleNamespace(costs=slow_link))
     assert not subject.on(Event.VERIFY_END, dear).wanted[0, 1], "the CPU is faster than this link"
 

@@ -160,7 +160,7 @@ def test_without_drafts_it_is_an_lru():
 
 
 def costs(upload_s, draft_token_s):
-    experts = tuple(ExpertCosts(0, 0, 0, 0, 0, 0, each) for each in upload_s)
+    experts = tuple(ExpertCosts(0, 0, 0, 0, 0, each) for each in upload_s)
     return Costs(experts, 0.0, draft_token_s, (1.0,), (1.0,))
 
 

@@ -32,24 +32,17 @@ def test_everything_is_inside(content):
     for shown in ("target.gguf", "draft.gguf", "moe-spac", "40 for 160 experts", "simulated"):
         assert shown in text
     assert content["stats"]["target"] not in text  # the folder is private
+    assert text.index(verdict(content["stats"])) < text.index("<main>")
 
 
 def test_the_tables_have_the_key_figures_without_any_script(content):
     text = re.sub(r"<script.*?</script>", "", page_of(content), flags=re.S)
     stats = content["stats"]
-    for shown in (
-        number(stats["tokens_per_second"]),
-        percent(stats["hit_rate"]),
-        percent(stats["acceptance"]),
-    ):
+    shares = (percent(stats[name]) for name in ("hit_rate", "acceptance"))
+    for shown in (number(stats["tokens_per_second"]), *shares):
         assert f">{shown} <small>" in text
     for part in ("Draft", "Host waits", "CPU experts", "Scheduler"):
         assert f'<th scope="row">{part}</th>' in text
-
-
-def test_it_begins_with_a_verdict(content):
-    text = page_of(content)
-    assert text.index(verdict(content["stats"])) < text.index("<main>")
 
 
 def test_names_are_escaped(content):
@@ -76,12 +69,6 @@ def test_output_by_name_by_default_and_to_stdout(recorded, tmp_path):
     piped = spac("report", "-", cwd=tmp_path, stdin=copy.read_bytes())
     assert (piped.out, piped.err) == (made, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.npz"]
-
-
-def test_an_output_that_cannot_be_written(recorded, tmp_path):
-    done = spac("report", recorded, "-o", tmp_path / "no" / "page.html", cwd=tmp_path)
-    assert done.code == 2
-    assert len(done.err.splitlines()) == 1
 
 
 def test_what_is_no_plain_file_stays_what_it_is(recorded, tmp_path):
@@ -122,10 +109,6 @@ def test_what_a_run_does_not_have_is_left_out(content, part):
     text = page_of(content)
     assert ('id="heat-demand"' in text) == (part != "experts")
     assert ('id="chart-threshold"' in text) == (part not in ("experts", "thresholds"))
-    assert ('id="chart-theta"' in text) == (part != "governor")
-
-
-def test_a_run_without_a_step(content):
     for column in content["steps"]["columns"].values():
         column.clear()
     assert "No step was recorded" in page_of(content)
@@ -167,7 +150,5 @@ def test_smooth():
 def test_a_governor_that_is_not_yet_sure(content):
     curve = content["governor"]["curve"]
     curve["compute_s"][3], curve["theta"][4] = -1e-4, -5.0
-    content["governor"]["theta"][0][2] = -7.5
     charts = Charts(Recording(content)).all()
     assert charts["roofline"]["series"][0]["values"][3] is None
-    assert charts["theta"]["shown"][2][0].startswith("-")

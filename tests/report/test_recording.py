@@ -22,6 +22,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.papers.moe_spac import MoeSpacOptions
+from spac.report import main
 from spac.report.figures import Recording, read
 from spac.stats.recording import COUNTERS, Recorder
 from spac.stats.series import Series
@@ -49,16 +50,15 @@ def recording_of(generation, recorder):
 def test_sums_are_the_statistics(recorded, content):
     stats = json.loads((recorded.parent / "stats.json").read_text())
     assert content["stats"] == stats
-    recording = read(str(recorded))
-    total = recording.total
-    assert total("steps") == stats["steps"] == sum(content["lengths"]["steps"])
-    assert total("drafted") == stats["drafted_tokens"]
-    assert total("accepted") == stats["accepted_tokens"]
+    total = read(str(recorded)).total
+    assert stats["steps"] == sum(content["lengths"]["steps"])
     assert total("tokens") == sum(content["lengths"]["tokens"]) >= stats["generated_tokens"] - 1
-    for name in ("activations", "uploads", "evictions", "host_waits"):
-        assert total(name) == stats[name]
+    names = ("steps", "activations", "uploads", "evictions")
+    stats |= {"drafted": stats["drafted_tokens"], "accepted": stats["accepted_tokens"]}
+    stats["upload_bytes"] = stats["bytes_moved"]["uploads"]
+    for name in (*names, "drafted", "accepted", "upload_bytes"):
+        assert total(name) == stats[name], name
     assert total("activations_hit") / total("activations") == pytest.approx(stats["hit_rate"])
-    assert total("upload_bytes") == stats["bytes_moved"]["uploads"]
     assert total("scheduler_ns") / 1e9 == pytest.approx(stats["scheduler_s"], rel=1e-3)
     assert total("time_ns") / 1e9 < stats["decode_s"]  # which has the time between the steps
     assert sum(content["lengths"]["time_ns"]) == pytest.approx(total("time_ns"), rel=1e-4)
@@ -93,28 +93,7 @@ def test_thresholds_and_the_governors_model(content):
         assert all(steps <= each <= (levels + 1) * steps for each in sums)
     assert governor["name"] == content["stats"]["governor"] == "roofline"
     assert len(governor["curve"]["theta"]) == content["stats"]["draft_length"] + 1
-    assert 0 < sum(governor["steps"]) <= n_step
-    shown = np.divide(governor["curve"]["tokens"], governor["curve"]["cycle_s"])
-    assert governor["curve"]["theta"] == pytest.approx(shown.tolist(), rel=1e-4)
-
-
-def test_demand_is_that_of_every_step(engine):
-    seen = []
-
-    def after_step(step):
-        seen.append(step.demand.copy())
-
-    engine.events.after_step.append(after_step)
-    generation = engine.generate(demo.PROMPT, 40, recorder=(recorder := Recorder()))
-    "".join(generation)
-    engine.events.after_step.remove(after_step)
-    assert (recording_of(generation, recorder).matrix("demand") == np.sum(seen, 0)).all()
-
-
-def test_recording_changes_no_text_and_leaves_no_trace_on(engine):
-    plain = "".join(engine.generate(demo.PROMPT, 30))
-    assert "".join(engine.generate(demo.PROMPT, 30, recorder=Recorder())) == plain
-    assert not engine.experts.trace.on
+    assert governor["curve"]["tokens"] == sorted(governor["curve"]["tokens"])
 
 
 @pytest.mark.parametrize("scheduler", ["none", "lru", "logistic", "moe-spac"])
@@ -141,6 +120,8 @@ def test_a_recorded_run_behaves_as_it_does_without(scheduler, tmp_path):
     assert found[0] == found[1]
     assert len(recorder.demand.counts) == stats["steps"]
     assert recorder.demand.counts.sum() == stats["activations"]
+    if scheduler != "none":
+        assert (recording_of(generation, recorder).matrix("demand") == recorder.demand.counts.sum(0)).all()
     assert (recorder.demand.routes >= 0).sum() == stats["activations"]
 
 
@@ -149,16 +130,12 @@ def test_a_long_run_is_thinned_and_sums_stay(engine, monkeypatch):
     generation = engine.generate(demo.PROMPT, 60, recorder=(recorder := Recorder()))
     "".join(generation)
     recording, stats = recording_of(generation, recorder), generation.stats
-    steps = recording.content["steps"]
+    steps, total = recording.content["steps"], recording.total
     assert stats.steps > 8 >= len(steps["columns"]["steps"])
     assert steps["per_row"] > 1
-    for name, value in (
-        ("steps", stats.steps),
-        ("drafted", stats.drafted_tokens),
-        ("uploads", stats.uploads),
-    ):
-        assert recording.total(name) == value
-    assert recording.total("device_ns") > 0
+    found = total("steps"), total("drafted"), total("uploads")
+    assert found == (stats.steps, stats.drafted_tokens, stats.uploads)
+    assert total("device_ns") > 0
 
 
 def test_a_generation_that_nobody_read_to_its_end(engine):
@@ -172,21 +149,6 @@ def test_a_generation_that_nobody_read_to_its_end(engine):
     assert not engine.experts.trace.on
 
 
-def test_another_recorder_of_spans_keeps_them(engine):
-    trace = engine.experts.trace
-    trace.start(1 << 16)
-    try:
-        generation = engine.generate(demo.PROMPT, 10, recorder=(recorder := Recorder()))
-        "".join(generation)
-        assert trace.on
-        assert len(trace.take()) > 0
-        content = recording_of(generation, recorder).content
-        assert content["device"] is None
-        assert sum(content["steps"]["columns"]["device_ns"]) == 0
-    finally:
-        trace.stop()
-
-
 def test_without_the_split_there_are_steps_and_no_experts(tmp_path):
     done = run_spac(
         "run", "--device", "cpu", "--threads", 1, "-n", 5, "--record", "cpu.npz", "-q", cwd=tmp_path
@@ -194,8 +156,9 @@ def test_without_the_split_there_are_steps_and_no_experts(tmp_path):
     assert done.code == 0, done.err
     content = json.loads(report_of(tmp_path / "cpu.npz"))
     assert content["experts"] is content["thresholds"] is content["device"] is None
-    assert sum(content["steps"]["columns"]["tokens"]) >= 4  # The first token comes with the prompt.
-    assert all(sum(content["steps"]["columns"][name]) == 0 for name in COUNTERS)
+    columns = content["steps"]["columns"]
+    assert sum(columns["tokens"]) >= 4  # The first token comes with the prompt.
+    assert not any(map(sum, (columns[name] for name in COUNTERS)))
 
 
 def test_ctrl_c_leaves_a_whole_recording(tmp_path):
@@ -217,14 +180,6 @@ def test_ctrl_c_leaves_a_whole_recording(tmp_path):
     # The loop may make steps that the reader has not taken.
     assert sum(content["steps"]["columns"]["steps"]) >= content["stats"]["steps"] > 0
     assert [each.name for each in tmp_path.iterdir()] == ["run.npz"]
-
-
-def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path):
-    done = run_spac("run", "--record", tmp_path / "no" / "run.npz", "-n", 2, "-q", cwd=tmp_path)
-    assert done.code == 2
-    assert done.out == b""
-    assert len(done.err.splitlines()) == 1
-    assert "no/run.npz" in done.err
 
 
 def test_a_run_that_cannot_start_leaves_the_earlier_recording(tmp_path):
@@ -268,28 +223,31 @@ def test_a_file_that_breaks_off(recorded, share):
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        ("hello", "bad.npz is not a recording, or is damaged"),
-        ("[1, 2]", "bad.npz is not a recording"),
-        ('{"schema": 1, "tokens_per_second": 3}', "bad.npz is not a recording"),
-        ('{"format": "spac-recording", "schema": 99}', "bad.npz is a recording of schema 99"),
+        ("hello", "is not a recording, or is damaged"),
+        ("[1, 2]", "is not a recording"),
+        ('{"schema": 2, "tokens_per_second": 3}', "is not a recording"),
+        ('{"format": "spac-recording", "schema": 2}', "is not a recording"),
+        ('{"format": "spac-recording", "schema": 1}', "is a recording of schema 1"),
     ],
 )
 def test_what_is_no_recording(report, why, tmp_path):
     with zipfile.ZipFile(tmp_path / "bad.npz", "w") as file:
         file.writestr("report.json", report)
-    with pytest.raises(InputError, match=re.escape(why)):
+    with pytest.raises(InputError, match=re.escape(f"bad.npz {why}")):
         read(str(tmp_path / "bad.npz"))
 
 
-def test_the_program_says_so_in_one_line(tmp_path):
-    (tmp_path / "bad.npz").write_text(json.dumps({"format": "spac-recording", "schema": 1}))
-    for name, why in (("bad.npz", "is not a recording"), ("no.npz", "No such file"), (".", "directory")):
-        done = run_spac("report", name, cwd=tmp_path)
-        assert done.code == 2
-        assert done.out == b""
-        assert len(done.err.splitlines()) == 1
-        assert why in done.err
-        assert name in done.err
+@pytest.mark.parametrize(
+    ("name", "why"), [("bad.npz", "is not a recording"), ("no.npz", "No such file"), (".", "directory")]
+)
+def test_the_program_says_so_in_one_line(name, why, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.npz").write_text("nothing")
+    assert main([name]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert why in err
+    assert name in err
     assert [path.name for path in tmp_path.iterdir()] == ["bad.npz"]
 
 

@@ -17,7 +17,7 @@ from tests.scheduler.views import make_view
 
 EXPERT = ExpertCosts(
     cpu_layer_s=0.0, cpu_expert_s=4e-6, cpu_pair_s=1e-6, cpu_pair_only_s=4e-6, device_expert_s=1e-6,
-    upload_s=5e-6, upload_busy_s=6e-6,
+    upload_s=5e-6,
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_a_copy_costs_what_the_cpu_loses():
 
 
 def test_a_copy_takes_no_more_than_it_lasts():
-    quick = replace(EXPERT, upload_busy_s=1e-6)
+    quick = replace(EXPERT, upload_s=1e-6)
     assert margin(quick) == pytest.approx(margin() / 4, rel=0.02)
 
 
@@ -73,9 +73,9 @@ def test_a_fixed_margin_stays():
 
 
 def test_recent_uses_count_where_copies_are_dear():
-    dear = priced(replace(EXPERT, cpu_expert_s=40e-6, upload_busy_s=40e-6))
+    dear = priced(replace(EXPERT, cpu_expert_s=40e-6, upload_s=40e-6))
     assert (dear.margin, dear.hold) == (0.3, 1)
-    assert 0 < priced(replace(EXPERT, upload_busy_s=1e-6)).hold < 1
+    assert 0 < priced(replace(EXPERT, upload_s=1e-6)).hold < 1
     assert priced(draft_s=10e-6, n_drafted=4).hold == 0
     assert priced(given=0.3).hold == 0
 

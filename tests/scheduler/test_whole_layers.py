@@ -28,8 +28,7 @@ EXPERT = ExpertCosts(
     cpu_pair_s=2e-6,
     cpu_pair_only_s=20e-6,
     device_expert_s=1e-6,
-    upload_s=40e-6,
-    upload_busy_s=50e-6,
+    upload_s=50e-6,
 )
 
 
@@ -135,7 +134,7 @@ def test_on_flat_routing_slots_become_whole_layers_and_stay(kind):
         (flat(200), costs(0.0)),
         (flat(200), None),
         (flat(200, n_token=9), costs(20e-6, device_expert_s=15e-6)),  # the device would take the saved time
-        (flat(200), costs(20e-6, upload_busy_s=0.1)),  # the saved time would never repay the copies
+        (flat(200), costs(20e-6, upload_s=0.1)),  # the saved time would never repay the copies
     ],
     ids=["local", "no hand-off", "no costs", "slow device", "slow link"],
 )
@@ -255,7 +254,7 @@ def test_an_engine_waits_for_no_whole_layer_and_sees_its_demand(tiny_model, kind
         sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
     )  # fmt: skip
     with patch.multiple(whole_layers, **QUICK), Engine(config) as engine:
-        engine.events.driver._costs = costs(1e-2, device_expert_s=0.0, upload_busy_s=1e-6)
+        engine.events.driver._costs = costs(1e-2, device_expert_s=0.0, upload_s=1e-6)
         ends = []
 
         def after_step(step):

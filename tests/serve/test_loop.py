@@ -72,7 +72,7 @@ def test_texts_of_clients_at_once_are_those_of_one_alone(draft: str, alone: dict
         assert engine.experts is not None
         stats = engine.experts.stats
         assert 0 < stats["activations_hit"] < stats["activations"]
-        assert engine.events.prediction_stats.scheduler_ns > 0
+        assert engine.events.scheduler_time.ns > 0
 
 
 def test_the_draft_length_is_the_governors() -> None:

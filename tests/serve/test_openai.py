@@ -275,8 +275,6 @@ def test_figures_for_prometheus(server, client):
     def read():
         names = (
             "spac_steps_total",
-            "spac_uploads_total",
-            "spac_host_waits_total",
             "spac_queue_seconds_count",
         )
         return [server.metric(name) for name in names] + [
@@ -288,8 +286,7 @@ def test_figures_for_prometheus(server, client):
     before = read()
     done = client.completions.create(prompt="import sys\n", **GREEDY)
     after = read()
-    assert after[4] - before[4] == done.usage.completion_tokens
-    assert after[6] - before[6] == 1
+    assert after[2] - before[2] == done.usage.completion_tokens
+    assert after[4] - before[4] == 1
     assert all(now >= then for now, then in zip(after, before, strict=True))
     assert after[0] > before[0]
-    assert server.metric("spac_batch_step_tokens") >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 
@@ -16,6 +17,7 @@ SETTING = Setting(
     device="simulated",
     device_is_simulated=True,
     scheduler="lru",
+    governor="roofline",
     draft_types=("draft-simple",),
     draft_length=8,
     threads=2,
@@ -45,66 +47,78 @@ METER = Meter(
         "activations_hit": 300,
         "distinct": 100,
         "distinct_hit": 50,
-        "upload_bytes": 12345,
+        "upload_bytes": 60000,
+        "upload_failures": 1,
+        "upload_ns": 200_000_000,
+        "host_compute_ns": 1_000_000_000,
+        "host_wait_ns": 500_000_000,
+        "disk_bytes": 20_000,
     },
+    prompt_experts={"stream_bytes": 10**9},
+    lengths=Counter({4: 7, 2: 1}),
 )
 
-SCHEMA_1 = [
-    "schema", "reason", "tokens_per_second", "latency_ms_per_token", "latency_ms_per_step",
-    "prefill_tokens_per_second", "time_to_first_token_s", "load_s", "prefill_s", "decode_s",
-    "prompt_tokens", "prefilled_tokens", "generated_tokens", "acceptance", "tokens_per_step", "steps",
-    "drafted_tokens", "accepted_tokens", "draft_s", "verify_s", "sample_s", "hit_rate",
-    "hit_rate_distinct", "gpu_share", "cpu_share", "activations", "uploads",
-    "upload_failures", "evictions", "bytes_moved", "host_waits", "host_wait_s", "host_compute_s",
-    "n_experts", "slots", "slots_resident", "slot_bytes", "target", "draft", "device",
-    "device_is_simulated", "scheduler", "draft_types", "draft_length", "threads", "context", "seed",
-    "temp", "scheduler_options", "uploads_wasted", "evictions_early", "upload_s", "prediction",
-    "reuse", "scheduler_s", "scheduler_ms_per_step", "scheduler_share",
-]  # fmt: skip
+
+def data_of(meter, **setting):
+    return json.loads(RunStats.of(dataclasses.replace(SETTING, **setting), meter).to_json())
 
 
-def test_the_fields_of_the_schema_are_those_that_were_promised():
-    data = json.loads(RunStats.of(SETTING, METER).to_json())
-    assert data["schema"] == 1
-    assert set(SCHEMA_1) <= set(data), "a field of schema 1 is gone: that needs another schema"
-    assert set(data["bytes_moved"]) >= {"uploads", "downloads", "joins"}
+def table_of(meter=METER, **setting):
+    return RunStats.of(dataclasses.replace(SETTING, **setting), meter).table()
 
 
 def test_the_figures_are_what_their_names_say():
-    stats = RunStats.of(SETTING, METER)
-    assert stats.tokens_per_second == 10
-    assert stats.latency_ms_per_token == 100
-    assert stats.latency_ms_per_step == 250
-    assert stats.prefill_tokens_per_second == 18
-    assert stats.acceptance == 0.5
-    assert stats.tokens_per_step == 3
-    assert stats.hit_rate == stats.gpu_share == 0.75
-    assert stats.cpu_share == 0.25
-    assert stats.hit_rate_distinct == 0.5
-    assert stats.bytes_moved["uploads"] == 12345
+    data = data_of(METER)
+    wanted = {
+        "schema": 2, "tokens_per_second": 10, "prefill_tokens_per_second": 18, "acceptance": 0.5,
+        "tokens_per_step": 3, "hit_rate": 0.75, "gpu_share": 0.75, "cpu_share": 0.25,
+        "hit_rate_distinct": 0.5, "draft_lengths": {"2": 1, "4": 7}, "slots": 32, "target": "target.gguf",
+    }  # fmt: skip
+    assert {name: data[name] for name in wanted} == wanted
+    assert data["bytes_moved"]["uploads"] == 60000
 
 
 def test_what_cannot_be_known_is_null():
-    data = json.loads(RunStats.of(SETTING, Meter()).to_json())
+    data = data_of(Meter())
     for name in ("tokens_per_second", "time_to_first_token_s", "acceptance", "hit_rate", "cpu_share"):
         assert data[name] is None
 
 
-@pytest.mark.parametrize(("simulated", "word"), [(True, "simulated device 75"), (False, "GPU 75")])
-def test_a_simulated_device_is_called_no_gpu(simulated, word):
-    stats = RunStats.of(dataclasses.replace(SETTING, device_is_simulated=simulated), METER)
-    assert word in stats.table()
+def test_the_table_has_ten_figures():
+    assert table_of().splitlines() == [
+        "speed       10 tokens/s; 20 tokens, stopped at --max-tokens, seed 7",
+        "prompt      18 tokens/s, first token after 750 ms; 10 tokens, loaded in 500 ms",
+        "draft       0 to 8 tokens, mean 3.75 by draft-simple; acceptance 50.0%, 3 tokens/step",
+        "hit rate    75.0%; simulated device 75.0%, CPU 25.0% of the expert work",
+        "step time   CPU experts 50.0%, waits for the device 25.0%, scheduler 0%, copies beside it 10.0%",
+        "copied      3 KB/token; 1 copy failed",
+        "slots       30 of 32 in use for 128 experts (32 MB), by lru",
+        "device      simulated (not a GPU: shows the split), 2 CPU threads",
+        "to change   the simulated device only shows the split; --device cpu is faster, and `spac doctor` "
+        "says why no GPU is used",
+    ]
 
 
-@pytest.mark.parametrize("meter", [METER, Meter()])
-def test_the_table_has_a_line_for_every_subject(meter):
-    lines = RunStats.of(SETTING, meter).table().splitlines()
-    names = [line[:11].strip() for line in lines]
-    assert names == [
-        "speed", "prompt", "text", "speculation",
-        "experts", "hit rate", "scheduler", "share", "moved", "host waits", "device",
-    ]  # fmt: skip
-    assert all(len(line) < 120 for line in lines)
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"device_is_simulated": False}, "GPU 75.0%, CPU 25.0%"),
+        ({"threads": 1}, "1 CPU thread\n"),
+        ({"governor": "fixed"}, "draft       8 tokens by draft-simple;"),
+        ({"draft_types": ()}, "draft       off\n"),
+        ({"vram_bytes": 10**9, "vram_limit": 4 * 10**9}, ", 1 GB of 4 GB allowed, 2 CPU threads"),
+        ({"paged": True}, "3 KB/token, 1 KB/token read from disk; 1 copy failed\n"),
+        ({"scheduler_options": {"margin": 0.5}}, "by lru, margin=0.5\n"),
+        ({"remote_layers": {"host:1": 1}}, "remote      1 layer on host:1; "),
+    ],
+)
+def test_the_table_in_words(setting, said):
+    assert said in table_of(**setting)
+
+
+def test_a_model_without_experts_has_a_shorter_table():
+    lines = table_of(Meter(), n_experts=0).splitlines()
+    assert [line[:11].strip() for line in lines] == ["speed", "prompt", "draft", "device", "to change"]
 
 
 @pytest.mark.parametrize(
@@ -116,32 +130,31 @@ def test_how_a_text_ended(reason, n_tokens, words):
     assert end(reason, n_tokens, 512) == words
 
 
-def test_the_table_in_words():
-    one_thread = dataclasses.replace(SETTING, threads=1)
-    table = RunStats.of(one_thread, METER).table()
-    assert "20 tokens, stopped at --max-tokens, seed 7" in table
-    assert "1 CPU thread\n" in table + "\n"
-
-
-def test_the_summary_is_three_lines():
-    on_gpu = dataclasses.replace(
-        SETTING, device="CUDA0", device_is_simulated=False, vram_bytes=82 * 10**8, vram_limit=12 * 10**9
-    )
-    speed, computed, change = RunStats.of(on_gpu, METER).summary().splitlines()
-    assert speed == "speed       10 tokens/s, first token after 750 ms; 20 tokens, stopped at --max-tokens"
-    assert computed == (
-        "computed    GPU 75.0%, CPU 25.0% of the expert work, hit rate 75.0%; "
-        "8.2 GB of 12 GB allowed on CUDA0"
-    )
-    assert change.startswith("to change   nothing yet")
-    assert len(RunStats.of(SETTING, Meter()).summary().splitlines()) == 3
-
-
-def test_the_summary_names_no_gpu_where_there_is_none():
-    assert "GPU 75" not in RunStats.of(SETTING, METER).summary() + RunStats.of(SETTING, METER).table()
-    on_cpu = dataclasses.replace(SETTING, device="cpu", device_is_simulated=False, n_experts=0)
-    [_, computed, _] = RunStats.of(on_cpu, Meter()).summary().splitlines()
-    assert computed == "computed    all on the CPU"
+@pytest.mark.parametrize(
+    ("meter", "setting", "computed"),
+    [
+        (
+            METER,
+            {
+                "device": "CUDA0",
+                "device_is_simulated": False,
+                "vram_bytes": 82 * 10**8,
+                "vram_limit": 12 * 10**9,
+            },
+            "GPU 75.0%, CPU 25.0% of the expert work, hit rate 75.0%; 8.2 GB of 12 GB allowed on CUDA0",
+        ),
+        (METER, {}, "simulated device 75.0%, CPU 25.0% of the expert work, hit rate 75.0%"),
+        (Meter(), {"device": "cpu", "device_is_simulated": False, "n_experts": 0}, "all on the CPU"),
+    ],
+)
+def test_the_summary_is_three_lines(meter, setting, computed):
+    speed, middle, change = RunStats.of(dataclasses.replace(SETTING, **setting), meter).summary().splitlines()
+    assert middle == f"computed    {computed}"
+    if meter is METER:
+        assert (
+            speed == "speed       10 tokens/s, first token after 750 ms; 20 tokens, stopped at --max-tokens"
+        )
+    assert change.startswith("to change   ")
 
 
 def test_figures_as_text():

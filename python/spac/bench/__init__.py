@@ -37,7 +37,7 @@ PROMPTS = (
 """The prompts that are continued where none is given: code and prose."""
 SUBMIT_S = 600.0
 """The seconds that `--submit` takes, about."""
-_VARIED = ("scheduler", "slots", "draft_length", "state", "timeline")
+_VARIED = ("scheduler", "slots", "draft_length", "state")
 _REPRODUCIBLE = {"temp": 0.0, "seed": 1}
 
 

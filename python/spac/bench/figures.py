@@ -10,8 +10,7 @@ from typing import Any, Self
 
 from spac.bench.candidates import Candidate
 from spac.bench.measure import Sample
-from spac.stats import ratio
-from spac.stats.words import columns, counted, number, percent, seconds
+from spac.stats.words import columns, counted, number, percent, ratio, seconds
 
 SCHEMA = 1
 WIDE = 1.5

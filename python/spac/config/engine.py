@@ -213,9 +213,6 @@ class EngineConfig(ContextConfig):
         "learned: auto in the cache folder, for each model, device and scheduler (not with --deterministic), "
         "off nowhere, FILE in this file", "--state", metavar="FILE|auto|off",
     )  # fmt: skip
-    timeline: Path | str | None = option(
-        None, "write a trace of what ran when, for ui.perfetto.dev", "--timeline"
-    )
     model_params: Mapping[str, Any] = option(
         dict, "further fields of llama_model_params to set, by llama.cpp's names"
     )

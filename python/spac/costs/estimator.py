@@ -74,7 +74,6 @@ class _PoolTimes:
             cpu_pair_only_s=self._paper.units[0],
             device_expert_s=device,
             upload_s=self.start.upload_s * upload,
-            upload_busy_s=self.start.upload_busy_s * upload,
         )
 
 
@@ -98,7 +97,7 @@ class CostEstimator:
              for cost, guess in zip(start.experts, guesses, strict=True)],
             [pool.members for pool in self._pools],
         )  # fmt: skip
-        uploads = sum(start.experts[layer.pool].upload_busy_s for layer in layers)
+        uploads = sum(start.experts[layer.pool].upload_s for layer in layers)
         self._upload_byte_s = max(uploads, LEAST) / sum(layer.expert_bytes for layer in layers)
         self._start_draft = (start.draft_base_s, start.draft_token_s)
         self.draft_time = DraftTime(*self._start_draft) if measured else DraftTime()

@@ -50,8 +50,7 @@ class ExpertCosts:
     cpu_pair_s: float
     cpu_pair_only_s: float
     device_expert_s: float
-    upload_s: float  # time to copy one expert to an idle device
-    upload_busy_s: float  # time to copy one expert while device and CPU compute
+    upload_s: float  # time to copy one expert to the device
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -73,7 +72,6 @@ class ExpertCosts:
             cpu_pair_only_s=read,
             device_expert_s=expert_bytes / 600e9,
             upload_s=expert_bytes / 12e9,
-            upload_busy_s=expert_bytes / 12e9,
         )
 
     def cpu_s(self, pairs: float, distinct: float) -> float:

@@ -92,17 +92,17 @@ class BatchRecording:
         experts: _core.Experts | None,
         events: Events,
         governor: Governor | None,
+        trace: _core.Trace,
     ) -> None:
-        """Begin with the next step. `governor` is shown in the recording."""
+        """Begin with the next step. `governor` is shown in the recording, and `trace` records the spans.
+
+        Raise InputError if another recording runs.
+        """
         self._recorder, self._steps, self._experts = recorder, steps, experts
+        steps.observe(self._step)
         self._before = self._now()
         recorder.watch(events, governor)
-        recorder.begin(longest_draft, experts, self._before.experts)
-        try:
-            steps.observe(self._step)
-        except InputError:
-            recorder.end()
-            raise
+        recorder.begin(longest_draft, experts, self._before.experts, trace)
 
     def end(self) -> Meter:
         """End the recording, and return the counts of its steps. A second call changes nothing."""

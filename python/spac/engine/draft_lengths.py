@@ -56,12 +56,12 @@ class DraftLengths:
 
     def of_steps(self) -> BatchGovernor:
         """Return the choice of draft lengths for the steps of a loop."""
-        config, events = self._config, self._events
+        config = self._config
 
         def of_several() -> Governor:  # It learns all times from the steps of so many sequences.
             return RooflineGovernor(config.longest_draft, shortest=config.draft_min, budget_s=self._budget_s)
 
-        return BatchGovernor(lambda: self.governor, of_several, config.longest_draft, lambda: events.timeline)
+        return BatchGovernor(lambda: self.governor, of_several, config.longest_draft)
 
     def fix(self, n: int | None) -> None:
         """Draft n tokens a step from the next generation on; None restores the configuration's governor.

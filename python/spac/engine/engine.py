@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from spac.engine.runtime import Runtime
 from spac.engine.server_loop import parameters_of, seeded
 from spac.engine.setting import mean_expert_bytes
 from spac.errors import InputError
-from spac.governor import ChosenLengths, RooflineGovernor
+from spac.governor import RooflineGovernor
 from spac.model.c_api import TokenArray, take_notices
 from spac.model.images import image_prompt
 from spac.stats import RunStats
@@ -205,12 +206,12 @@ class Engine(Runtime):
         if self.n_sequences > 1:
             if recorder is not None:
                 raise InputError("the engine runs several generations at once: record it with Engine.record")
-            return {"prediction_stats": self.events.prediction_stats}
-        stats, lengths, counts = self.events.new_stats(), ChosenLengths(), Counts()
+            return {"scheduler_time": self.events.scheduler_time}
+        time, lengths, counts = self.events.new_time(), Counter[int](), Counts()
         recordings: list[BatchRecording] = []
 
         def begin() -> None:
-            self.events.prediction_stats, self._governor.chosen = stats, lengths
+            self.events.scheduler_time, self._governor.chosen = time, lengths
             self.steps.counts = counts
             counts.append(read_counts(self.experts))
             if recorder is not None:
@@ -223,7 +224,7 @@ class Engine(Runtime):
                 each.end()
 
         return {
-            "prediction_stats": stats, "lengths": lengths, "counts": counts, "begin": begin, "end": end,
+            "scheduler_time": time, "lengths": lengths, "counts": counts, "begin": begin, "end": end,
             "reading": self.reading,
         }  # fmt: skip
 
@@ -269,7 +270,9 @@ class Engine(Runtime):
 
     def _recording(self, recorder: Recorder) -> BatchRecording:
         longest = self.config.longest_draft if self.config.draft_types else 0
-        return BatchRecording(recorder, self.steps, longest, self.experts, self.events, self.governor)
+        return BatchRecording(
+            recorder, self.steps, longest, self.experts, self.events, self.governor, self._trace
+        )
 
     def generate_async(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Any

@@ -13,12 +13,12 @@ from spac import _core
 from spac.engine.trials import Trial
 from spac.engine.workers import DraftWorker, StepWorker
 from spac.machine.arrays import Int32Array
-from spac.scheduler import Event, Plan
-from spac.stats.prediction import PredictionStats
+from spac.scheduler import Event
+from spac.stats.scheduler_time import SchedulerTime
 
 if TYPE_CHECKING:
     from spac.scheduler.driver import Driver
-    from spac.stats.timeline import Timeline
+    from spac.stats.recording import Recorder
 
 _PATIENCE_S = 10.0  # timeout for the copies that a step waits for
 
@@ -33,7 +33,7 @@ class _Draft(NamedTuple):
 
 
 class _Verified(NamedTuple):
-    """Holds what is counted and scheduled of a verification."""
+    """Holds what is scheduled of a verification."""
 
     driver: Driver
     demand: Int32Array
@@ -41,27 +41,27 @@ class _Verified(NamedTuple):
     n_drafted: int
     n_verified: int
     n_accepted: int
-    before: Plan | None
     text: int
-    stats: PredictionStats
+    time: SchedulerTime
 
 
 class Events:
-    """Passes the loop's events to the statistics, then to the scheduler, then to the listeners.
+    """Passes the loop's events to the scheduler, then to the listeners.
 
-    It subscribes only to events that one of them uses. Other events cost nothing. Beside the steps,
-    statistics and scheduler get a verification on a thread of their own, while the next step computes.
+    It subscribes only to events that one of them uses. Other events cost nothing. Beside the steps, the
+    scheduler gets a verification on a thread of its own, while the next step computes.
     """
 
-    def __init__(self, driver: Driver | None, timeline: Timeline | None = None) -> None:
+    def __init__(self, driver: Driver | None) -> None:
         self.driver = driver
         """The driver of the scheduler, or None.
 
         Call `subscribe` after setting another one.
         """
-        self.timeline = timeline
-        self.prediction_stats = self.new_stats()
-        """The prediction statistics that count the steps of the current generation."""
+        self.recorder: Recorder | None = None
+        """The recorder that gets the scheduler's spans, or None."""
+        self.scheduler_time = self.new_time()
+        """The scheduler's time in the current generation."""
         self.settled: _core.Experts | None = None
         """The experts whose plan is carried out before a verification begins; None for none.
 
@@ -82,13 +82,12 @@ class Events:
         """The exception that the scheduler or a listener raised since the last text began, or None."""
         self.n_text = 0
         """The number of texts that were begun."""
-        self._before: Plan | None = None  # the verification's first plan, if the plan changed since
         self._worker: DraftWorker[_Draft] | None = None
         self._step_worker: StepWorker[_Verified] | None = None
 
-    def new_stats(self) -> PredictionStats:
-        """Return new prediction statistics, which count steps when they are `prediction_stats`."""
-        return PredictionStats(complete=self.drain, check=self.wait)
+    def new_time(self) -> SchedulerTime:
+        """Return a new count of the scheduler's time, for `scheduler_time`."""
+        return SchedulerTime(complete=self.drain, check=self.wait)
 
     def wait(self) -> None:
         """Wait until the scheduler has seen the last step, on any thread. Raise what it raised, once."""
@@ -157,7 +156,7 @@ class Events:
     def _prompt_tail(self) -> None:
         assert self.driver is not None
         self.wait()
-        with self._timed("prompt", self.prediction_stats):
+        with self._timed("prompt", self.scheduler_time):
             self.driver.saw_prompt(self.n_text)
         self.settle()
 
@@ -182,14 +181,14 @@ class Events:
         if self._worker is not None:
             self._worker.show(draft)
         else:
-            with self._timed(draft.event.value, self.prediction_stats):
+            with self._timed(draft.event.value, self.scheduler_time):
                 self._ask_about(draft)
 
     def _follow(self, draft: _Draft) -> None:
         start = monotonic_ns()
         self._ask_about(draft)
-        if self.timeline is not None:
-            self.timeline.add("draft worker", draft.event.value, start, monotonic_ns())
+        if (recorder := self.recorder) is not None:
+            recorder.add("draft worker", draft.event.value, start, monotonic_ns())
 
     def _ask_about(self, draft: _Draft) -> None:
         assert self.driver is not None
@@ -197,11 +196,9 @@ class Events:
 
     def _verify_layer(self, event: _core.VerifyLayer) -> None:
         assert self.driver is not None
-        if self._before is None:
-            self._before = self.driver.plan
         demand = np.zeros_like(self.driver.plan.priority, np.int32)
         demand[event.layer, : len(event.demand)] = event.demand
-        with self._timed(Event.VERIFY_LAYER.value, self.prediction_stats):
+        with self._timed(Event.VERIFY_LAYER.value, self.scheduler_time):
             self.driver.raised(Event.VERIFY_LAYER, demand, layer=event.layer, text=self.n_text)
 
     def _verify_end(self, step: _core.Step) -> None:
@@ -209,10 +206,9 @@ class Events:
         if driver is not None:
             if self._worker is not None:
                 self._worker.drop()
-            before, self._before = self._before, None
             demand = step.demand  # The property makes a new view of the loop's one buffer at each access.
             counts = step.n_drafted, step.n_verified, step.n_accepted
-            about = before, self.n_text, self.prediction_stats
+            about = self.n_text, self.scheduler_time
             worker, beside = self._step_worker, self.beside
             if worker is not None and beside is not None and beside.is_on:
                 routes = driver.routes_of_step()
@@ -224,24 +220,22 @@ class Events:
             listener(step)
 
     def _consider(self, step: _Verified) -> None:
-        """Count a verification, and show it to the scheduler, unless another one has taken its place."""
+        """Show a verification to the scheduler, unless another one has taken its place."""
         driver = step.driver
         if driver is not self.driver:
             return
-        before = step.before or driver.plan
-        step.stats.observe(step.demand, before, driver.exists)
-        with self._timed(Event.VERIFY_END.value, step.stats):
+        with self._timed(Event.VERIFY_END.value, step.time):
             driver.raised(
                 Event.VERIFY_END, step.demand, n_drafted=step.n_drafted, n_verified=step.n_verified,
                 n_accepted=step.n_accepted, text=step.text, routes=step.routes,
             )  # fmt: skip
 
     @contextmanager
-    def _timed(self, what: str, stats: PredictionStats) -> Iterator[None]:
-        """Count the scheduler's time, and show it in the timeline under the name `what`."""
+    def _timed(self, what: str, time: SchedulerTime) -> Iterator[None]:
+        """Count the scheduler's time, and record it under the name `what`."""
         start = monotonic_ns()
         yield
         end = monotonic_ns()
-        stats.scheduler_ns += end - start
-        if (timeline := self.timeline) is not None:
-            timeline.add("scheduler", what, start, end)
+        time.ns += end - start
+        if (recorder := self.recorder) is not None:
+            recorder.add("scheduler", what, start, end)

@@ -33,7 +33,7 @@ from spac.model.pair import ModelPair
 from spac.scheduler import Event, Scheduler, SchedulerChoice, make
 from spac.scheduler.driver import Driver
 from spac.scheduler.logistic import LogisticScheduler
-from spac.stats.prediction import given_options
+from spac.stats.scheduler_time import given_options
 
 _PAGED_MARGIN = 0.4
 """The `margin` of `logistic` if the experts exceed the host memory (bench/README.md)."""

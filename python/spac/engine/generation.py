@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,11 +17,10 @@ from spac.engine.loop_sequence import LoopSequence
 from spac.engine.prompt_progress import PromptProgress
 from spac.engine.text_stream import TextStream
 from spac.errors import Cancelled, InputError
-from spac.governor import ChosenLengths
 from spac.machine.device_memory import in_use
 from spac.model.c_api import Model, TokenArray
 from spac.stats import Meter, RunStats, Setting
-from spac.stats.prediction import PredictionStats
+from spac.stats.scheduler_time import SchedulerTime
 
 
 class Generation(Iterator[str]):
@@ -43,10 +43,10 @@ class Generation(Iterator[str]):
         max_tokens: int | None,
         stop: Sequence[str],
         *,
-        prediction_stats: PredictionStats | None = None,
+        scheduler_time: SchedulerTime | None = None,
         begin: Callable[[], object] = lambda: None,
         end: Callable[[], object] = lambda: None,
-        lengths: ChosenLengths | None = None,
+        lengths: Counter[int] | None = None,
         counts: Counts | None = None,
         progress: Callable[[int, int], object] | None = None,
         reading: PromptProgress | None = None,
@@ -55,7 +55,7 @@ class Generation(Iterator[str]):
     ) -> None:
         """Prepare a generation; `Engine.generate` describes the other parameters and the errors.
 
-        `prediction_stats` is what the engine's events count, and `lengths` what its governor counts. `counts`
+        `scheduler_time` is what the engine's events count, and `lengths` what its governor counts. `counts`
         has the experts' counters of each step if no other generation runs. The loop calls `begin` before it
         reads the prompt. `end` is called once, at the end or when the generation is dropped. `reading`
         follows the prompt. `preserved` has the control tokens that are part of the text. `images` has those
@@ -74,8 +74,8 @@ class Generation(Iterator[str]):
         self._model, self._experts, self._sequence, self._setting = model, experts, sequence, setting
         self._meter = Meter(
             prompt_tokens=int(prompt.size),
-            prediction_stats=prediction_stats or PredictionStats(),
-            lengths=lengths,
+            scheduler_time=scheduler_time or SchedulerTime(),
+            lengths=lengths if lengths is not None else Counter(),
         )
         self._limit, self._begin, self._progress, self._counts = max_tokens, begin, progress, counts
         self.reading = reading or PromptProgress()
@@ -145,7 +145,7 @@ class Generation(Iterator[str]):
                 return self._step()
             if not (self._text.stopped or self._cancelled or self._limit == 0):
                 self._sequence.finish()  # An error of the last step comes after its tokens.
-            self._meter.prediction_stats.check()
+            self._meter.scheduler_time.check()
         except Cancelled:
             self._meter.reason = "cancelled"
         except BaseException:

@@ -1,4 +1,4 @@
-"""The files of an engine: the warm state, which it reads and writes, and the timeline, which it writes."""
+"""The warm state of an engine's scheduler, which is read and written."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from spac.machine.files import (
 )
 from spac.scheduler import Event, SchedulerChoice
 from spac.scheduler.base import Layer, Plan, StateArrays
-from spac.stats.timeline import Timeline
 
 if TYPE_CHECKING:
-    import spac._core as _core
     from spac.config import EngineConfig
     from spac.scheduler.driver import Driver
 
@@ -203,7 +201,7 @@ def misfit(learned: StateArrays, fresh: Mapping[str, np.ndarray[Any, Any]]) -> s
 
 
 class RunFiles:
-    """The files of one engine, which are checked before any model is loaded."""
+    """The file of an engine's warm state, which is checked before any model is loaded."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Check the files and read the warm state, or raise InputError if a file cannot be used."""
@@ -213,22 +211,15 @@ class RunFiles:
         by_name = isinstance(config.scheduler, SchedulerChoice)
         self._keeps = by_name and config.keeps_state and env.STATE.get() != "off"
         self._device = ""
-        self._timeline_path = Path(config.timeline) if config.timeline else None
-        check_outputs({"--state": self._state_path, "--timeline": self._timeline_path})
+        check_outputs({"--state": self._state_path})
         self._state = WarmState.load(self._state_path) if self._state_path is not None else None
-        self.timeline: Timeline | None = None
-        """The timeline while it records; None before and after."""
 
-    def begin(
-        self, driver: Driver | None, options: Mapping[str, Any], trace: _core.Trace, device: str
-    ) -> list[str]:
-        """Restore the warm state, start the timeline, and return notes for the user.
+    def begin(self, driver: Driver | None, options: Mapping[str, Any], device: str) -> list[str]:
+        """Restore the warm state, and return notes for the user.
 
         `options` are the scheduler's options, `device` is a text that identifies the device.
         """
         self._device = device
-        if self._timeline_path is not None:
-            self.timeline = Timeline(self._timeline_path, trace)
         if self._keeps and driver is not None:
             return self._begin_kept(driver, dict(options))
         if self._state_path is None:
@@ -282,21 +273,13 @@ class RunFiles:
             return "a plan of another shape"
         return ""
 
-    def end(self, driver: Driver | None, options: Mapping[str, Any], about: dict[str, Any]) -> list[str]:
-        """Write the timeline and the warm state, once, and return notes for the user.
+    def end(self, driver: Driver | None, options: Mapping[str, Any]) -> list[str]:
+        """Write the warm state, once, and return notes for the user.
 
-        `about` goes into the timeline. Raise InputError if a file cannot be written. Call this before the
-        model is freed.
+        Raise InputError if the file cannot be written. Call this before the model is freed.
         """
-        timeline, path = self.timeline, self._state_path
-        self.timeline = self._state_path = None
-        notes = []
-        if timeline is not None:
-            timeline.write(about)
-            if timeline.dropped:
-                notes.append(
-                    f"timeline {timeline.path}: full, the last {timeline.dropped} entries are missing in it"
-                )
+        path, self._state_path = self._state_path, None
+        notes: list[str] = []
         if driver is not None and driver.step > 0:
             if path is not None:
                 self._state_of(driver, options).save(path)

@@ -102,10 +102,7 @@ class Runtime:
             """The loop of llama.cpp's server, to which callers may add hooks (`on`)."""
             undo.callback(self.loop.close)
             device = "; ".join(f"{each.name}, {each.description}" for each in self.devices) or "cpu"
-            self._notes += self._files.begin(
-                self.events.driver, self._expert_cache.scheduler_options, self._trace, device
-            )
-            self.events.timeline = self._files.timeline
+            self._notes += self._files.begin(self.events.driver, self._expert_cache.scheduler_options, device)
             undo.pop_all()
         self._load_s = perf_counter() - started
 
@@ -120,18 +117,12 @@ class Runtime:
         self.events.driver = self._expert_cache.attach(config.scheduler)
 
     def save(self) -> None:
-        """Write the timeline and the warm state, once, if the configuration names files for them.
+        """Write the warm state, once, if the configuration names a file for it.
 
-        `close` does this too. Raise InputError if a file cannot be written.
+        `close` does this too. Raise InputError if the file cannot be written.
         """
         self.events.drain()
-        self.events.timeline = None
-        about = {
-            "target": Path(self.config.target).name,
-            "device": self._pair.placement.device_names,
-            "scheduler": self._expert_cache.scheduler_name,
-        }
-        self._notes += self._files.end(self.events.driver, self._expert_cache.scheduler_options, about)
+        self._notes += self._files.end(self.events.driver, self._expert_cache.scheduler_options)
 
     def close(self) -> None:
         """End the generations, save the files, then free everything in order.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine.draft_lengths import DraftLengths
 from spac.engine.expert_cache import ExpertCache
 from spac.model.pair import ModelPair
-from spac.stats import Part, Setting
+from spac.stats import Setting
 
 
 def n_experts(experts: _core.Experts | None) -> int:
@@ -21,17 +23,22 @@ def mean_expert_bytes(experts: _core.Experts | None) -> int:
     return sum(layer.n_expert * layer.expert_bytes for layer in layers) // max(1, n_experts(experts))
 
 
-def _parts(pair: ModelPair) -> tuple[Part, ...]:
+def _parts(pair: ModelPair) -> tuple[dict[str, Any], ...]:
     """Return the parts of the devices that share the layers with experts; none for one device."""
     parts = pair.experts.devices if pair.experts is not None else []
     limits = {device.name: device.memory.limit or None for device in pair.placement.devices}
     return tuple(
-        Part(
-            each.name, each.n_layer, each.n_experts, each.slots.n_slots, each.slots.bytes,
-            vram_limit=limits[each.name],
-        )
+        {
+            "name": each.name,
+            "layers": each.n_layer,
+            "experts": each.n_experts,
+            "slots": each.slots.n_slots,
+            "slot_bytes": each.slots.bytes,
+            "vram_bytes": 0,
+            "vram_limit": limits[each.name],
+        }
         for each in (parts if len(parts) > 1 else [])
-    )  # fmt: skip
+    )
 
 
 def setting_of(
@@ -56,11 +63,7 @@ def setting_of(
         governor=lengths.governor.name if lengths.governor is not None else "none",
         expert_bytes=mean_expert_bytes(experts),
         paged=pair.placement.paged,
-        pinned_bytes=experts.host_bytes.pinned if experts is not None else 0,
-        pageable_bytes=experts.host_bytes.pageable if experts is not None else 0,
-        stream_batch=expert_cache.stream_batch,
         lookahead=expert_cache.lookahead,
-        miss=config.miss,
         remote_layers=pair.placement.remote.by_server if pair.placement.remote is not None else {},
         threads=pair.placement.threads,
         context=pair.sequence_context,

@@ -4,12 +4,11 @@ A governor keeps it fixed, or solves MoE-SpeQ's Amortization Roofline online.
 """
 
 from spac.governor.base import FixedGovernor, Governor
-from spac.governor.batch import BatchGovernor, ChosenLengths
+from spac.governor.batch import BatchGovernor
 from spac.governor.roofline import RooflineGovernor
 
 __all__ = [
     "BatchGovernor",
-    "ChosenLengths",
     "FixedGovernor",
     "Governor",
     "RooflineGovernor",

@@ -4,40 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from spac.governor.base import FixedGovernor, Governor
 
 if TYPE_CHECKING:
     import spac._core as _core
-
-
-class Timeline(Protocol):
-    """The timeline that shows the steps (`spac.stats.timeline.Timeline`)."""
-
-    def add(self, track: str, name: str, start_ns: int, end_ns: int, **args: Any) -> None:
-        """Add a span of time in nanoseconds to a track."""
-
-
-@dataclass
-class ChosenLengths:
-    """Counts the draft lengths that were chosen, and what was expected of them."""
-
-    lengths: Counter[int] = field(default_factory=Counter)
-    """The number of steps by the draft length that was chosen for them."""
-    expected_tokens: float = 0.0
-    """The expected tokens, summed over the steps with an expectation (`Governor.expected`)."""
-    expected_s: float = 0.0
-    """The expected seconds of these steps."""
-
-    def add(self, length: int, expected: tuple[float, float] | None) -> None:
-        """Count a step."""
-        self.lengths[length] += 1
-        if expected is not None:
-            self.expected_tokens += expected[0]
-            self.expected_s += expected[1]
 
 
 class BatchGovernor:
@@ -52,20 +24,18 @@ class BatchGovernor:
         alone: Callable[[], Governor | None],
         several: Callable[[], Governor],
         longest: int,
-        timeline: Callable[[], Timeline | None] = lambda: None,
     ) -> None:
         """Prepare. No draft is longer than `longest`.
 
         alone: returns the governor of one sequence, None for no drafts. A fixed length holds for several too.
-        several: makes the governor of another number of sequences; it is kept. timeline: returns the timeline
-        that shows the steps of one sequence, or None.
+        several: makes the governor of another number of sequences; it is kept.
         """
-        self._alone, self._make, self._longest, self._timeline = alone, several, longest, timeline
+        self._alone, self._make, self._longest = alone, several, longest
         self._several: dict[int, Governor] = {}
         self._n_steps = self._length = 0  # the length that was chosen last
         self._prompt_s = 0.0  # seconds of prompts since the last choice
-        self.chosen = ChosenLengths()
-        """The lengths that were chosen; callers may put a new object here to count from then on."""
+        self.chosen = Counter[int]()
+        """The steps by the length that was chosen; a new object counts from then on."""
 
     def _of(self, n: int) -> Governor | None:
         """Return the governor of `n` sequences; None for no drafts."""
@@ -101,11 +71,7 @@ class BatchGovernor:
         one, batch = seen[self._n_steps % len(seen)], step.batch
         misses, miss_s = miss_costs(governor, batch)
         governor.observe(one.n_drafted, one.n_accepted, batch.draft_ns * 1e-9, step_s, misses, miss_s)
-        length = self._length
-        self.chosen.add(length, governor.expected)
-        timeline = self._timeline()
-        if timeline is not None and len(lengths) == 1 and not isinstance(governor, FixedGovernor):
-            _show(timeline, governor, length, one, step_s)
+        self.chosen[self._length] += 1
 
 
 def miss_costs(learner: Governor, step: _core.Step) -> tuple[int, float]:
@@ -117,14 +83,3 @@ def miss_costs(learner: Governor, step: _core.Step) -> tuple[int, float]:
         return -1, 0.0
     learner.demand(step.demand, step.n_verified)
     return int(layers["host_distinct"].sum()), float(layers["host_ns"].sum()) * 1e-9
-
-
-def _show(timeline: Timeline, governor: Governor, k: int, step: _core.SequenceStep, step_s: float) -> None:
-    """Show a step on the timeline, with the expected and the real Θ."""
-    theta = {"tokens/s": round((step.n_accepted + 1) / step_s, 1)}
-    if (expected := governor.expected) is not None:
-        theta["expected tokens/s"] = round(expected[0] / expected[1], 1)
-    end = monotonic_ns()
-    drafted, accepted = step.n_drafted, step.n_accepted
-    start = end - int(step_s * 1e9)
-    timeline.add("governor", f"k = {k}", start, end, k=k, drafted=drafted, accepted=accepted, **theta)

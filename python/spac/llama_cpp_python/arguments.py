@@ -100,7 +100,6 @@ class EngineArguments(TypedDict, total=False):
     image_min_tokens: int | None
     image_max_tokens: int | None
     state: Path | str | None
-    timeline: Path | str | None
     model_params: Mapping[str, Any] | None
     context_params: Mapping[str, Any] | None
     most_parallel: int | None

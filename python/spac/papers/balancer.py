@@ -121,15 +121,14 @@ class Times:
         """Return the times of all layers. costs: of every layer's experts.
 
         by_expert=False uses a time per pair only (Eq. 7 as printed). A kernel that reads an expert's weights
-        once for all tokens that want it also takes a time per distinct expert. The time of an upload is the
-        one that it takes while both sides compute.
+        once for all tokens that want it also takes a time per distinct expert.
         """
         units = [
             (
                 each.cpu_pair_s if by_expert else each.cpu_pair_only_s,
                 each.cpu_expert_s if by_expert else 0.0,
                 each.device_expert_s,
-                each.upload_busy_s,
+                each.upload_s,
                 each.cpu_layer_s if by_expert else 0.0,
             )
             for each in costs

@@ -45,7 +45,7 @@ def transferred(tokens: Int32Array, resident: BoolArray, costs: ExpertCosts) -> 
     pairs = np.append(0, tokens[missing]).cumsum()
     cpu = costs.cpu_layer_s + costs.cpu_expert_s * n[::-1] + costs.cpu_pair_s * (pairs[-1] - pairs)
     cpu[-1] = 0.0  # nothing is left to the CPU
-    best = int(np.maximum(cpu, n * costs.upload_busy_s + (n_hit + n) * costs.device_expert_s).argmin())
+    best = int(np.maximum(cpu, n * costs.upload_s + (n_hit + n) * costs.device_expert_s).argmin())
     loaded = np.zeros(len(tokens), np.bool_)
     loaded[missing[:best]] = True
     return loaded

@@ -47,7 +47,7 @@ def cutoff_layer(
         wanted = np.cumsum(np.where(pools == pool, critical, 0))
         fits &= wanted <= pool_slots[pool]
     if costs is not None:
-        upload_s = np.array([costs.experts[pool].upload_busy_s for pool in pools])
+        upload_s = np.array([costs.experts[pool].upload_s for pool in pools])
         fits &= np.cumsum(critical * upload_s) <= costs.draft_token_s
     return int(np.argmin(fits)) if not fits.all() else len(layers)
 

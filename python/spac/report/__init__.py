@@ -1,7 +1,8 @@
 """One HTML page about a run: `spac report run.npz`.
 
 The program reads what `spac run --record run.npz` recorded. The page is one file that needs no network. It
-goes to `run.html` beside the recording, or to --output. The exit codes are those of `spac.run`.
+goes to `run.html` beside the recording, or to --output. With --timeline, a timeline is written too. The exit
+codes are those of `spac.run`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from spac.cli.program import add_talk, files, guarded, say, write_out
 from spac.machine.files import check_outputs, write_atomically
 from spac.report.figures import read
 from spac.report.page import page
+from spac.report.timeline import timeline
 
 
 def make_parser() -> Parser:
@@ -28,6 +30,9 @@ def make_parser() -> Parser:
         "--output", "-o", metavar="FILE",
         help="the page; - is stdout (default: the recording's name with .html, stdout for stdin)",
     )  # fmt: skip
+    parser.add_argument(
+        "--timeline", metavar="FILE", help="write what ran when as a trace for ui.perfetto.dev too"
+    )
     add_talk(parser)
     return parser
 
@@ -40,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    data = page(read(options.recording)).encode()
+    recording = read(options.recording)
+    data = page(recording).encode()
     if options.output is None:
         name = options.recording
         options.output = "-" if name == "-" else str(Path(name).with_suffix(".html"))
@@ -51,4 +57,10 @@ def _run(options: argparse.Namespace) -> int:
         write_atomically(Path(options.output), data)
         if not options.quiet:
             say(f"spac: {options.output}")
+    if options.timeline is not None:
+        write_atomically(Path(options.timeline), timeline(recording))
+        if not options.quiet:
+            dropped = recording.content["dropped"]
+            lost = f": the last {dropped} spans are missing, for the recording was full" if dropped else ""
+            say(f"spac: {options.timeline}{lost}")
     return 0

@@ -1,5 +1,5 @@
 "use strict";
-// Draws charts as SVG from data: lines, stacks, bars and fields (a colour for every step and row).
+// Draws charts as SVG from data: lines, stacks and bars.
 // The functions at the beginning are for all drawings: elements, number formats, ticks, colours.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -74,7 +74,6 @@ class Chart {
     this.legend = make("ul", { class: "legend" }, host);
     this.values = spec.series.map((series) => this.#legendOf(series));
     for (const mark of spec.marks || []) if (mark.y !== undefined) this.#legendOfMark(mark);
-    if (spec.kind === "field") this.#legendOfField();
     this.root = make("svg:svg", { role: "img", tabindex: 0, "aria-label": this.#summary() }, host);
     this.top = spec.kind === "stack" || spec.kind === "bars" ? this.#stacked() : null;
     this.root.addEventListener("pointermove", (event) => this.#point(event));
@@ -99,14 +98,6 @@ class Chart {
     const item = make("li", {}, this.legend);
     make("i", { class: "key mark" }, item);
     make("span", {}, item, mark.label);
-  }
-
-  #legendOfField() {
-    const item = make("li", {}, this.legend), [low, high] = this.spec.scale;
-    make("span", {}, item, this.spec.ends ? this.spec.ends[0] : short(low));
-    make("i", { class: `gradient ${this.spec.ramp}` }, item);
-    make("span", {}, item, this.spec.ends ? this.spec.ends[1] : short(high));
-    this.fieldValue = make("b", {}, make("li", {}, this.legend), "");
   }
 
   #summary() {
@@ -145,13 +136,12 @@ class Chart {
     root.setAttribute("viewBox", `0 0 ${width} ${height}`);
     root.setAttribute("height", height);
     this.inner = { w: width - PAD.left - PAD.right, h: height - PAD.top - PAD.bottom };
-    [this.low, this.high] = spec.kind === "field" ? [-0.5, spec.field.length - 0.5] : this.#range();
+    [this.low, this.high] = this.#range();
     this.#axes();
     const clip = `clip-${charts.indexOf(this)}`;
     const box = { x: PAD.left, y: PAD.top, width: this.inner.w, height: this.inner.h };
     make("svg:rect", box, make("svg:clipPath", { id: clip }, root));
     this.plot = make("svg:g", { "clip-path": `url(#${clip})` }, root);
-    if (spec.kind === "field") this.#field();
     const order = spec.series.map((series, i) => i);
     if (this.top) order.reverse().sort((a, b) => (spec.series[a].style === "dash") - (spec.series[b].style === "dash"));
     for (const i of order) this.#drawSeries(spec.series[i], i);
@@ -168,11 +158,10 @@ class Chart {
 
   #axes() {
     const { spec, root, inner } = this, right = PAD.left + inner.w, bottom = PAD.top + inner.h;
-    const field = spec.kind === "field", whole = field || spec.y_whole;
     const scale = spec.unit === "%" ? 100 : 1;
-    for (const y of ticks(this.low * scale, this.high * scale, inner.h / 42, whole)) {
+    for (const y of ticks(this.low * scale, this.high * scale, inner.h / 42, spec.y_whole)) {
       const at = this.py(y / scale);
-      if (!field) make("svg:line", { class: "grid", x1: PAD.left, x2: right, y1: at, y2: at }, root);
+      make("svg:line", { class: "grid", x1: PAD.left, x2: right, y1: at, y2: at }, root);
       const label = spec.unit === "%" ? `${short(y)}%` : spec.unit === "bytes" ? inUnit(y, "bytes") : short(y);
       make("svg:text", { class: "tick", x: PAD.left - 7, y: at + 4, "text-anchor": "end" }, root, label);
     }
@@ -182,7 +171,7 @@ class Chart {
     }
     make("svg:line", { class: "axis", x1: PAD.left, x2: right, y1: bottom, y2: bottom }, root);
     make("svg:text", { class: "label", x: right, y: bottom + 31, "text-anchor": "end" }, root, spec.x_label);
-    const unit = spec.unit === "%" || spec.unit === "bytes" ? "" : spec.y_label || spec.unit;
+    const unit = spec.unit === "%" || spec.unit === "bytes" ? "" : spec.unit;
     make("svg:text", { class: "label", x: 2, y: PAD.top - 2 }, root, unit);
   }
 
@@ -243,21 +232,6 @@ class Chart {
     });
   }
 
-  #field() {
-    const { spec } = this, n_row = spec.field.length, n_column = spec.field[0].length;
-    if (!n_column) return;
-    const canvas = make("canvas", { width: n_column, height: n_row });
-    const context = canvas.getContext("2d"), image = context.createImageData(n_column, n_row);
-    const ramp = rampOf(spec.ramp), [low, high] = spec.scale;
-    spec.field.forEach((row, y) => row.forEach((value, x) => {
-      image.data.set([...ramp((value - low) / (high - low || 1)), 255], 4 * ((n_row - 1 - y) * n_column + x));
-    }));
-    context.putImageData(image, 0, 0);
-    const x = this.px(spec.from), end = this.px(spec.from + n_column * spec.per_row);
-    const box = { x, y: PAD.top, width: end - x, height: this.inner.h, preserveAspectRatio: "none" };
-    make("svg:image", { ...box, class: "field", href: canvas.toDataURL() }, this.plot);
-  }
-
   #mark(mark) {
     const { root, inner } = this;
     if (mark.y !== undefined) {
@@ -276,8 +250,7 @@ class Chart {
     const share = (event.clientX - box.left - PAD.left) / this.inner.w;
     if (share < 0 || share > 1) return showAt(this.spec.group, null);
     const [low, high] = this.spec.x_range;
-    this.row = this.spec.kind === "field" ? Math.floor((1 - (event.clientY - box.top - PAD.top) / this.inner.h) * this.spec.field.length) : null;
-    showAt(this.spec.group, low + share * (high - low), this);
+    showAt(this.spec.group, low + share * (high - low));
   }
 
   #key(event) {
@@ -286,10 +259,10 @@ class Chart {
     event.preventDefault();
     const at = this.at === undefined || this.at === null ? (move > 0 ? -1 : this.spec.x.length) : this.at;
     const next = Math.min(Math.max(at + move, 0), this.spec.x.length - 1);
-    showAt(this.spec.group, this.spec.x[next], this);
+    showAt(this.spec.group, this.spec.x[next]);
   }
 
-  show(x, from) {
+  show(x) {
     const { spec } = this;
     if (!this.cross) return;
     this.cross.setAttribute("visibility", x === null ? "hidden" : "visible");
@@ -297,7 +270,6 @@ class Chart {
       this.at = null;
       this.where.textContent = "";
       this.values.forEach((place, i) => { if (place) place.textContent = spec.series[i].total || ""; });
-      if (this.fieldValue) this.fieldValue.textContent = "";
       return;
     }
     if (spec.x.length) {
@@ -305,24 +277,15 @@ class Chart {
       spec.x.forEach((each, i) => { if (Math.abs(each - x) < Math.abs(spec.x[best] - x)) best = i; });
       this.at = best;
       this.values.forEach((place, i) => { if (place) place.textContent = inUnit(spec.series[i].values[best], spec.unit); });
-      if (spec.kind !== "field") x = spec.x[best];
+      x = spec.x[best];
     }
     this.cross.setAttribute("x1", this.px(x));
     this.cross.setAttribute("x2", this.px(x));
     this.where.textContent = `${spec.x_label} ${short(Math.round(x))}`;
-    if (this.fieldValue) this.#showField(x, from);
-  }
-
-  #showField(x, from) {
-    const { spec } = this, column = Math.floor((x - spec.from) / spec.per_row);
-    const row = from === this ? this.row : null;
-    const inside = row !== null && row >= 0 && row < spec.field.length && column >= 0 && column < spec.field[0].length;
-    const value = !inside ? "" : spec.shown ? spec.shown[row][column] : short(spec.field[row][column]);
-    this.fieldValue.textContent = inside ? `${spec.y_label} ${row}: ${value}` : "";
   }
 }
 
 // Show one place in all charts of a group; x is null if the reader points at no place.
-function showAt(group, x, from) {
-  for (const chart of charts) if (chart.spec.group === group) chart.show(x, from);
+function showAt(group, x) {
+  for (const chart of charts) if (chart.spec.group === group) chart.show(x);
 }

@@ -37,13 +37,10 @@ class Charts:
         if self._c["drafted"].any() or self._c["draft_length"].any():
             charts |= {"draft": self._draft(), "roofline": self._roofline()}
         if self._content["experts"] is not None:
-            charts |= {"hits": self._hits(), "slots": self._slots(), "moved": self._moved()}
-            charts |= {"swaps": self._swaps(), **self._layers()}
+            charts |= {"hits": self._hits(), "moved": self._moved(), "swaps": self._swaps()}
+            charts |= self._layers()
         if self._content["thresholds"] is not None and self._content["thresholds"]["steps"]:
-            charts |= self._thresholds()
-        governor = self._content["governor"]
-        if governor is not None and governor.get("curve") is not None and governor["theta"]:
-            charts["theta"] = self._theta()
+            charts["threshold"] = self._threshold()
         return charts
 
     def parts(self) -> list[Part]:
@@ -82,8 +79,8 @@ class Charts:
         marks = [{"y": slots / n, "label": f"slots: {percent(slots / n)} of the experts"}] if n else []
         return self._over_steps("Hit rate", "%", series, y_range=[0, 1], marks=marks)
 
-    def _thresholds(self) -> dict[str, Chart]:
-        """Return the chart of the threshold τ over time, and of every layer's τ if layers often differ."""
+    def _threshold(self) -> Chart:
+        """Return the chart of the threshold τ over time."""
         part = self._content["thresholds"]
         steps, levels = np.array(part["steps"], float), part["levels"]
         each = np.array(part["sums"], float) / steps[:, None]
@@ -93,11 +90,7 @@ class Charts:
             _series("mean of the layers", VIOLET, mean.tolist(), style="step", total=number(mean.mean())),
         ]
         more = {"x": _middles(steps), "y_range": [0, levels + 0.5], "y_whole": True}
-        charts = {"threshold": self._over_steps("Threshold τ", "", series, **more)}
-        if (low < high).mean() > 0.05:
-            more = {"scale": [0, levels], "y_label": "layer", "ramp": "demand"}
-            charts["thresholds"] = self._field("Threshold τ of every layer", each.T, part, **more)
-        return charts
+        return self._over_steps("Threshold τ", "", series, **more)
 
     def _layers(self) -> dict[str, Chart]:
         by = {name: np.array(sums, float) for name, sums in self._content["experts"]["by_layer"].items()}
@@ -173,40 +166,7 @@ class Charts:
         title = "The governor's roofline" if curve is not None else "Throughput by draft length"
         return {"kind": "lines", **axis, "title": title, "unit": "tokens/s", "series": series, "marks": marks}
 
-    def _theta(self) -> Chart:
-        governor = self._content["governor"]
-        counts = np.array(governor["steps"], float)
-        theta = np.array(governor["theta"], float).T / counts
-        best, worst = theta.max(0), theta.min(0)
-        shares = (theta - worst) / np.where(best > worst, best - worst, 1)
-        chart = self._field(
-            "What the governor expected of every draft length", shares, governor,
-            scale=[0, 1], y_label="draft length", ramp="resident", ends=["worst", "best at that time"],
-        )  # fmt: skip
-        chart["from"] = max(0, self.n_step - int(counts.sum())) + 0.5  # the first steps have no model
-        chart["shown"] = [[f"{number(value)} tokens/s" for value in row] for row in theta.tolist()]
-        chart["series"] = [_series("asked for", RED, self._per_step("draft_length").tolist(), style="step")]
-        return chart
-
-    def _field(self, title: str, values: Float64Array, part: Chart, **more: Any) -> Chart:
-        """Return a chart of colours over the steps.
-
-        values: float64 [y, row]; part: the part of the recording that has their steps.
-        """
-        field = [[round(value, 3) for value in row] for row in values.tolist()]
-        more = {"kind": "field", "per_row": part["per_row"], "from": 0.5, "field": field, **more}
-        return self._over_steps(title, "", [], **more)
-
-    # Slots and memory
-
-    def _slots(self) -> Chart:
-        slots = self._recording.stats.get("slots") or 0
-        in_use = self._per_step("resident").tolist()
-        marks = [{"y": slots, "label": f"{number(slots)} slots"}] if slots else []
-        series = [_series("experts in slots", GREEN, in_use, style="area")]
-        return self._over_steps(
-            "Slots in use", "experts", series, y_range=[0, max(1, slots) * 1.15], marks=marks
-        )
+    # Copies
 
     def _moved(self) -> Chart:
         series = []

@@ -8,7 +8,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -18,6 +18,7 @@ from spac.errors import InputError
 from spac.machine.arrays import Float64Array, Int32Array
 from spac.machine.files import check_unpacked, read_plain, unreadable
 from spac.stats.recording import COLUMNS, FORMAT, REPORT, SCHEMA
+from spac.stats.spans import SPAN_TYPE, SpanArray
 
 MATRICES = ("demand", "resident", "arrivals")
 
@@ -28,6 +29,8 @@ class Recording:
 
     content: Mapping[str, Any]
     """The whole content of the report."""
+    spans: SpanArray = field(default_factory=lambda: np.empty(0, SPAN_TYPE))
+    """What ran when, `SPAN_TYPE` [span]."""
 
     @property
     def stats(self) -> Mapping[str, Any]:
@@ -60,6 +63,9 @@ def read(name: str) -> Recording:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             check_unpacked(file)
             content = json.loads(file.read(REPORT))
+            spans = np.empty(0, SPAN_TYPE)
+            if content["schema"] == SCHEMA:
+                spans = np.lib.format.read_array(io.BytesIO(file.read("spans.npy")), allow_pickle=False)
     except Exception:  # the readers of archives raise many kinds of errors
         content = None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -71,7 +77,7 @@ def read(name: str) -> Recording:
             f"{title} is a recording of schema {content.get('schema')!r}; this spac reads schema {SCHEMA}: "
             "record the run again, or use the spac that recorded it"
         )
-    return Recording(content)
+    return Recording(content, spans)
 
 
 @dataclass(frozen=True)

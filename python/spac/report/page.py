@@ -90,14 +90,14 @@ def _sections(recording: Recording, charts: Charts, drawn: dict[str, Chart]) -> 
     else:
         title = "Where the experts are, and where they are wanted"
         yield _section("experts", title, words.of_hits(recording), MAPS)
-        hits = _figures(drawn, "hits", "threshold", "thresholds")
+        hits = _figures(drawn, "hits", "threshold")
         yield _section("hits", "Hits over time", words.of_thresholds(recording), hits)
     if drawn:
         time = _figures(drawn, "time") + words.time_table(charts)
         yield _section("time", "Where the time goes", words.of_time(charts), time)
-        speculation = _figures(drawn, "draft", "speed", "roofline", "theta")
+        speculation = _figures(drawn, "draft", "speed", "roofline")
         yield _section("speculation", "Speculation", words.of_speculation(recording), speculation)
-        yield _section("memory", "Slots and memory", "", _figures(drawn, "slots", "swaps", "moved"))
+        yield _section("memory", "Copies", "", _figures(drawn, "swaps", "moved"))
         layers = _figures(drawn, "layer_hits", "layer_times")
         layers += _details("As a table", words.layer_table(recording))
         yield _section("layers", "Layer by layer", "", layers)

@@ -42,7 +42,7 @@ def cards(recording: Recording) -> str:
     tokens = (stat("prompt_tokens") or 0) + (stat("generated_tokens") or 0)
     ended = end(stat("reason") or "", int(tokens), int(stat("context") or 0)) or "not ended"
     shown = [
-        ("Speed", n("tokens_per_second"), "tokens/s", f"{n('latency_ms_per_token')} ms per token"),
+        ("Speed", n("tokens_per_second"), "tokens/s", f"prompt at {n('prefill_tokens_per_second')} tokens/s"),
         ("Text", n("generated_tokens"), "tokens", f"in {n('steps')} steps, {ended}"),
     ]
     if (steps := recording.total("steps")) < (sequences := recording.total("sequences")):

@@ -13,7 +13,7 @@ import numpy as np
 
 from spac.costs import LiveCosts
 from spac.errors import InputError
-from spac.machine.arrays import BoolArray, Int32Array
+from spac.machine.arrays import Int32Array
 from spac.scheduler.base import Event, Layer, Plan, Scheduler, View
 from spac.scheduler.demand import DemandRecorder, activations_of, critical_only
 
@@ -73,8 +73,6 @@ class Driver:
         self._routes = routes
         self._lock = RLock()
         self._step = 0
-        self.exists: BoolArray = self._view().exists
-        """True where a layer has such an expert, bool [L, N]."""
         self._latest: list[Int32Array] = []  # routes of the latest steps, [L, T, U] each
         self.recorder: DemandRecorder | None = None
         """The recorder of what is predicted of each draft; None for none."""

@@ -3,7 +3,7 @@
 The link and the CPU read experts from the same memory. A copy takes from the CPU, while the CPU computes, at
 most the time in which the CPU reads an expert, and never more than the copy itself lasts:
 
-    lost  = min(cpu_expert_s, upload_busy_s) · busy · late
+    lost  = min(cpu_expert_s, upload_s) · busy · late
     busy  = the CPU's share of a verification's time: cpu / (cpu + dense_s)
     late  = 1 if a step has more copies than fit into its draft, during which the CPU is idle, else 0
 
@@ -187,7 +187,7 @@ class CopyPrice:
         for layer, n_pair, n in zip(view.layers, pairs.tolist(), distinct.tolist(), strict=True):
             each = costs.experts[layer.pool]
             cpu += each.cpu_s(n_pair, n)
-            lost += n * min(each.cpu_expert_s, each.upload_busy_s)
+            lost += n * min(each.cpu_expert_s, each.upload_s)
             saved += n * (each.cpu_expert_s - each.device_expert_s) + n_pair * each.cpu_pair_s
         busy = cpu / (cpu + costs.dense(view.n_verified)) if cpu else 0.0
         copy_s = sum(costs.experts[layer.pool].upload_s for layer in view.layers) / view.n_layer

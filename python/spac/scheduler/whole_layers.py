@@ -139,7 +139,7 @@ class WholeLayers:
         loading = pool_view.whole[:, None] & self._exists[mine] & (view.slot_of[mine] < 0)
         if self._looks[pool, 1] < _LOOKS or loading.any():
             return False
-        price = unit.upload_busy_s / (each * _HORIZON)
+        price = unit.upload_s / (each * _HORIZON)
         if hand_off_s is None:
             changed = self._try_one(pool_view, gain)
         else:

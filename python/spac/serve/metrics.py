@@ -28,10 +28,6 @@ METRICS: tuple[tuple[Any, ...], ...] = (
     (Counter, "seconds", "Seconds by kind: prefill, decode, draft, verify, sample, …", "kind"),
     (Counter, "activations", "Number of activations (token, expert) of decode steps.", "place"),
     (Counter, "moved_bytes", "Bytes moved by kind: uploads, downloads, joins.", "kind"),
-    (Counter, "uploads", "Number of experts that were put into slots."),
-    (Counter, "evictions", "Number of experts that were evicted from slots."),
-    (Counter, "host_waits", "Number of times that the CPU waited for the device."),
-    (Gauge, "batch_step_tokens", "Mean number of tokens that a step makes."),
 )  # fmt: skip
 """The kind, the name, the meaning and the labels of each metric. The names begin with `spac_`."""
 
@@ -44,9 +40,8 @@ def _work_of(stats: RunStats) -> dict[tuple[str, ...], float]:
     hits = round((stats.hit_rate or 0) * stats.activations)
     kinds = ("prefill", "decode", "draft", "verify", "sample", "host_wait", "host_compute")
     return {
-        ("steps",): stats.steps, ("uploads",): stats.uploads, ("evictions",): stats.evictions,
-        ("host_waits",): stats.host_waits, ("activations", "device"): hits,
-        ("activations", "host"): stats.activations - hits,
+        ("steps",): stats.steps,
+        ("activations", "device"): hits, ("activations", "host"): stats.activations - hits,
         **{("tokens", kind): getattr(stats, f"{kind}_tokens") for kind in TOKENS},
         **{("seconds", kind): getattr(stats, f"{kind}_s") for kind in kinds},
         **{("moved_bytes", kind): size for kind, size in stats.bytes_moved.items()},
@@ -58,7 +53,7 @@ class Metrics:
 
     def __init__(self, queue: RequestQueue, engine: Engine) -> None:
         """Make the metrics of an engine that serves, whose requests wait in `queue`."""
-        self._engine, steps = engine, engine.steps
+        self._engine = engine
         self._registry = CollectorRegistry()
         self._counted: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
@@ -71,9 +66,6 @@ class Metrics:
         self._of["queue_length"].set_function(lambda: queue.n_waiting)
         self._of["queue_limit"].set(queue.limit)
         self._of["running"].set_function(lambda: queue.n_served)
-        self._of["batch_step_tokens"].set_function(
-            lambda: steps.meter.step_tokens / max(1, steps.meter.steps)
-        )
 
     def _count(self) -> None:
         """Count what the engine did since the last look."""

@@ -1,5 +1,5 @@
-"""The records of a run: its statistics, prediction statistics, recordings and timelines."""
+"""The records of a run: its statistics, and its recording."""
 
-from spac.stats.run_stats import SCHEMA, Meter, Part, RunStats, Setting, ratio
+from spac.stats.run_stats import SCHEMA, Meter, RunStats, Setting
 
-__all__ = ["SCHEMA", "Meter", "Part", "RunStats", "Setting", "ratio"]
+__all__ = ["SCHEMA", "Meter", "RunStats", "Setting"]

@@ -8,36 +8,19 @@ in bytes. A figure that a run cannot have (acceptance without a draft, a hit rat
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from spac.governor import ChosenLengths
-from spac.stats.prediction import PredictionStats
+from spac.stats.scheduler_time import SchedulerTime
 from spac.stats.table import rows, summary
+from spac.stats.words import ratio
 
-SCHEMA = 1
-
-
-def ratio(part: float, whole: float) -> float | None:
-    """Return part / whole, or None if the whole is 0."""
-    return part / whole if whole else None
+SCHEMA = 2
 
 
-@dataclass(frozen=True)
-class Part:
-    """One device's part of a model whose layers are on several devices."""
-
-    name: str
-    layers: int  # MoE layers on it
-    experts: int  # experts of these layers
-    slots: int
-    slot_bytes: int
-    vram_bytes: int = 0  # bytes of this process's buffers on it
-    vram_limit: int | None = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """The models, the device and the options of a run."""
 
@@ -59,20 +42,17 @@ class Setting:
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # options other than the defaults
     governor: str = "none"  # name of the governor
     expert_bytes: int = 0  # mean bytes of an expert
-    devices: tuple[Part, ...] = ()  # the parts of several devices; empty for one device
-    vram_bytes: int = 0  # bytes of this process's buffers on the devices
-    vram_limit: int | None = None  # limit for vram_bytes
-    paged: bool = False  # True if the experts exceed the host memory
-    pinned_bytes: int = 0  # bytes of experts in host memory that the device's driver has pinned
-    pageable_bytes: int = 0  # bytes of the other experts in host memory
-    stream_batch: int = 0  # tokens of the smallest graph that uses prefill streaming; 0 if none does
+    devices: Sequence[Mapping[str, Any]] = ()
+    """The parts of several devices, as docs/statistics.md has them; empty for one device."""
+    vram_bytes: int = 0  # bytes of this process's buffers on the devices: weights, contexts, slots, the rest
+    vram_limit: int | None = None  # limit for vram_bytes, from --vram-limit
+    paged: bool = False  # True if the experts exceed the host memory and are read from the file on demand
     lookahead: int = 0  # number of layers ahead for which experts are loaded while a step runs
-    miss: str = "cpu"  # where misses are computed: "cpu" or "load"
     remote_layers: Mapping[str, int] = field(default_factory=dict)  # whole layers on RPC servers, by address
 
     def with_memory(self, in_use: Callable[[str], int]) -> Setting:
         """Return this setting with the memory in use that `in_use` gives for the names of devices."""
-        parts = tuple(replace(part, vram_bytes=in_use(part.name)) for part in self.devices)
+        parts = tuple({**part, "vram_bytes": in_use(part["name"])} for part in self.devices)
         return replace(self, vram_bytes=in_use(self.device), devices=parts)
 
 
@@ -98,23 +78,21 @@ class Meter:
     resident: int = 0
     experts: dict[str, int] = field(default_factory=dict)  # the mechanism's counters over the decode steps
     prompt_experts: dict[str, int] = field(default_factory=dict)  # these counters over prefill
-    prediction_stats: PredictionStats = field(default_factory=PredictionStats)
-    lengths: ChosenLengths | None = None  # None without speculation, and with several generations at once
+    scheduler_time: SchedulerTime = field(default_factory=SchedulerTime)
+    lengths: Counter[int] = field(default_factory=Counter)
+    """The steps by the draft length that was chosen; empty without speculation, and for several texts."""
 
 
-@dataclass(frozen=True)
-class RunStats:
+@dataclass(frozen=True, kw_only=True)
+class RunStats(Setting):
     """The statistics of one generation; the expert figures are of decode steps and leave out the prompt."""
 
-    schema: int
+    schema: int = SCHEMA
     reason: str  # reason for the end: "stop", "length", "cancelled"; "" while it runs
     # speed
     tokens_per_second: float | None  # tokens per second of the steps, without the prompt and its first token
-    latency_ms_per_token: float | None
-    latency_ms_per_step: float | None
     prefill_tokens_per_second: float | None
     time_to_first_token_s: float | None
-    load_s: float
     prefill_s: float
     decode_s: float
     # tokens
@@ -130,10 +108,8 @@ class RunStats:
     draft_s: float
     verify_s: float
     sample_s: float
-    # the governor
-    draft_length_mean: float | None  # mean of the chosen lengths
+    scheduler_s: float  # observe, solve, submit
     draft_lengths: Mapping[str, int]  # number of steps for each chosen length
-    predicted_tokens_per_second: float | None  # expected for the steps with a governor's expectation
     # experts
     hit_rate: float | None  # share of activations (token, expert) whose expert was resident
     hit_rate_distinct: float | None  # share of distinct (layer, expert) per step that were resident
@@ -142,62 +118,21 @@ class RunStats:
     activations: int
     uploads: int
     upload_failures: int
+    upload_s: float  # time of the copies that `uploads` and `upload_failures` count
+    uploads_wasted: int  # uploads whose expert was evicted again without a use
     evictions: int
     bytes_moved: Mapping[str, int]
     """The bytes of uploads (experts), downloads (ids, block inputs) and joins (rows from the CPU).
 
-    Loads are experts that were copied to the device within their layer (`miss`).
+    Loads are experts that were copied to the device within their layer (`--miss load`).
     For prefill streaming, prompt_uploads are copied from the host, and prompt_copies from slots.
     """
     disk_bytes: int | None
     """The bytes that this process read from disks while decoding; None if host memory holds all experts."""
-    uploads_wasted: int  # uploads whose expert was evicted again without a use
-    evictions_early: int  # evictions of experts that the next execution of their layer used
-    upload_s: float  # time of the copies that `uploads` and `upload_failures` count
-    misses_cpu: int  # distinct (layer, expert) per step that were not resident and that the CPU computed
-    misses_loaded: int  # those that were copied to the device within their layer instead
-    miss_load_s: float  # time of these copies
-    prediction: Mapping[str, float | None] | None  # see PredictionStats.prediction
-    reuse: float | None  # activations per distinct (layer, expert) of a step
     host_waits: int
     host_wait_s: float
     host_compute_s: float
-    n_experts: int
-    slots: int
     slots_resident: int
-    foreseen: int  # (token, expert) pairs that lookahead predicted
-    foreseen_right: float | None  # share of `foreseen` that the routers chose
-    slot_bytes: int
-    vram_bytes: int  # bytes of this process's buffers on the devices: weights, contexts, slots and the rest
-    paged: bool  # True if the experts exceed the host memory and are read from the file on demand
-    pinned_bytes: int  # bytes of experts in host memory that the device's driver has pinned
-    pageable_bytes: int  # bytes of the others; their copies use a staging buffer or wait for the driver
-    vram_limit: int | None  # limit for `vram_bytes`, from --vram-limit
-    # scheduling: observe, solve, submit
-    scheduler_s: float
-    scheduler_ms_per_step: float | None
-    scheduler_share: float | None  # share of the decode time
-    # setting
-    target: str
-    draft: str | None
-    device: str
-    devices: Sequence[Mapping[str, Any]]
-    """The parts of several devices, as `Part`, with the uploads and the hit rate of each; empty for one."""
-    device_is_simulated: bool
-    scheduler: str
-    scheduler_options: Mapping[str, Any]
-    draft_types: tuple[str, ...]
-    draft_length: int
-    governor: str
-    expert_bytes: int
-    stream_batch: int
-    lookahead: int
-    miss: str
-    remote_layers: Mapping[str, int]
-    threads: int
-    context: int
-    seed: int
-    temp: float
 
     @property
     def cached_tokens(self) -> int:
@@ -207,23 +142,17 @@ class RunStats:
     @classmethod
     def of(cls, setting: Setting, meter: Meter) -> RunStats:
         """Return the statistics that follow from the counts of `meter`."""
-        meter.prediction_stats.complete()
-        counts = meter.experts.get
-        activations, prediction_stats = counts("activations", 0), meter.prediction_stats
-        scheduler_s = prediction_stats.scheduler_ns / 1e9
-        scheduler_step = ratio(scheduler_s, meter.steps)
-        hit_rate = ratio(counts("activations_hit", 0), activations)
-        on_device = counts("activations_hit", 0) + counts("activations_loaded", 0)
-        gpu_share = ratio(on_device, activations)
+        meter.scheduler_time.complete()
+        counts = Counter(meter.experts)
+        activations = counts["activations"]
+        gpu_share = ratio(counts["activations_hit"] + counts["activations_loaded"], activations)
         n_decoded = max(0, meter.generated_tokens - meter.first_tokens)
-        per_token = ratio(meter.decode_s, n_decoded)
-        per_step = ratio(meter.decode_s, meter.steps)
+        known = {each.name: getattr(setting, each.name) for each in fields(Setting)}
+        known["devices"] = [_part(part, counts) for part in setting.devices]
         return cls(
-            schema=SCHEMA,
+            **known,
             reason=meter.reason,
             tokens_per_second=ratio(n_decoded, meter.decode_s),
-            latency_ms_per_token=None if per_token is None else per_token * 1e3,
-            latency_ms_per_step=None if per_step is None else per_step * 1e3,
             prefill_tokens_per_second=ratio(meter.prefilled_tokens, meter.prefill_s) or None,
             time_to_first_token_s=meter.first_token_s if meter.generated_tokens else None,
             prefill_s=meter.prefill_s,
@@ -239,42 +168,31 @@ class RunStats:
             draft_s=meter.draft_s,
             verify_s=meter.verify_s,
             sample_s=meter.sample_s,
-            **_governed(meter.lengths),
-            hit_rate=hit_rate,
-            hit_rate_distinct=ratio(counts("distinct_hit", 0), counts("distinct", 0)),
+            scheduler_s=meter.scheduler_time.ns / 1e9,
+            draft_lengths={str(k): n for k, n in sorted(meter.lengths.items())},
+            hit_rate=ratio(counts["activations_hit"], activations),
+            hit_rate_distinct=ratio(counts["distinct_hit"], counts["distinct"]),
             gpu_share=gpu_share,
             cpu_share=None if gpu_share is None else 1 - gpu_share,
             activations=activations,
-            uploads=counts("uploads", 0),
-            upload_failures=counts("upload_failures", 0),
-            evictions=counts("evictions", 0),
+            uploads=counts["uploads"],
+            upload_failures=counts["upload_failures"],
+            upload_s=counts["upload_ns"] / 1e9,
+            uploads_wasted=counts["uploads_wasted"],
+            evictions=counts["evictions"],
             bytes_moved={
-                "uploads": counts("upload_bytes", 0),
-                "loads": counts("load_bytes", 0),
-                "downloads": counts("download_bytes", 0),
-                "joins": counts("join_bytes", 0),
+                "uploads": counts["upload_bytes"],
+                "loads": counts["load_bytes"],
+                "downloads": counts["download_bytes"],
+                "joins": counts["join_bytes"],
                 "prompt_uploads": meter.prompt_experts.get("stream_bytes", 0),
                 "prompt_copies": meter.prompt_experts.get("stream_slot_bytes", 0),
             },
-            disk_bytes=counts("disk_bytes", 0) if setting.paged else None,
-            uploads_wasted=counts("uploads_wasted", 0),
-            evictions_early=counts("evictions_early", 0),
-            upload_s=counts("upload_ns", 0) / 1e9,
-            misses_cpu=counts("misses_cpu", 0),
-            misses_loaded=counts("misses_loaded", 0),
-            miss_load_s=counts("load_ns", 0) / 1e9,
-            prediction=prediction_stats.prediction,
-            reuse=ratio(activations, counts("distinct", 0)),
-            scheduler_s=scheduler_s,
-            scheduler_ms_per_step=None if scheduler_step is None else scheduler_step * 1e3,
-            scheduler_share=ratio(scheduler_s, meter.decode_s),
-            host_waits=counts("host_waits", 0),
-            host_wait_s=counts("host_wait_ns", 0) / 1e9,
-            host_compute_s=counts("host_compute_ns", 0) / 1e9,
+            disk_bytes=counts["disk_bytes"] if setting.paged else None,
+            host_waits=counts["host_waits"],
+            host_wait_s=counts["host_wait_ns"] / 1e9,
+            host_compute_s=counts["host_compute_ns"] / 1e9,
             slots_resident=meter.resident,
-            foreseen=counts("foreseen", 0),
-            foreseen_right=ratio(counts("foreseen_right", 0), counts("foreseen", 0)),
-            **{**asdict(setting), "devices": [_part(part, meter.experts) for part in setting.devices]},
         )
 
     def to_json(self) -> str:
@@ -297,19 +215,7 @@ def _lines(rows: Sequence[tuple[str, str]]) -> str:
 _OF_DEVICES = ("activations", "activations_hit", "uploads", "upload_bytes", "upload_failures", "evictions")
 
 
-def _part(part: Part, counts: Mapping[str, int]) -> dict[str, Any]:
+def _part(part: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
     """Return the figures of one device."""
-    of = {name: counts.get(f"{part.name}.{name}", 0) for name in _OF_DEVICES}
-    rate = ratio(of["activations_hit"], of["activations"])
-    return {**asdict(part), **of, "hit_rate": rate}
-
-
-def _governed(chosen: ChosenLengths | None) -> dict[str, Any]:
-    """Return the fields of RunStats on the chosen draft lengths."""
-    lengths = chosen.lengths if chosen is not None else {}
-    expected = ratio(chosen.expected_tokens, chosen.expected_s) if chosen is not None else None
-    return {
-        "draft_length_mean": ratio(sum(k * n for k, n in lengths.items()), sum(lengths.values())),
-        "draft_lengths": {str(k): n for k, n in sorted(lengths.items())},
-        "predicted_tokens_per_second": expected,
-    }
+    of = {name: counts[f"{part['name']}.{name}"] for name in _OF_DEVICES}
+    return {**part, **of, "hit_rate": ratio(of["activations_hit"], of["activations"])}

@@ -23,6 +23,11 @@ def number(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
+def ratio(part: float, whole: float) -> float | None:
+    """Return part / whole, or None if the whole is 0."""
+    return part / whole if whole else None
+
+
 def percent(value: float | None) -> str:
     """Return a share in percent; "–" for None."""
     return "–" if value is None else f"{value:.0%}" if value in (0, 1) else f"{value:.1%}"

@@ -1,47 +1,47 @@
-"""A timeline's file is valid, nested, and agrees with the counters."""
+"""The timeline of a recording is valid, nested, and agrees with the counters."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
 
-import numpy as np
 import pytest
 
+import spac.stats.spans
 from spac import _core, demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.errors import InputError
-from spac.stats.timeline import TRACKS, Timeline
+from spac.report import main
+from spac.report.timeline import TRACKS
 
 TOLERANCE_US = 1e-3  # a nanosecond in the file's unit
 PHASES = {"X", "M", "i", "b", "e"}
 
 
-def config(path, **options):
+def config(**options):
     defaults = {"device": "simulated", "threads": 1, "ctx": 512, "draft_length": 4, "slots": 0.3}
     sampling = SamplingConfig(temp=0.0, seed=1)
     return EngineConfig(
-        target=demo.TARGET, draft=demo.DRAFT, timeline=path, sampling=sampling, **{**defaults, **options}
+        target=demo.TARGET, draft=demo.DRAFT, sampling=sampling, state="off", **{**defaults, **options}
     )
 
 
 class Drawn:
     """A run's timeline, its statistics, and the counters of its engine."""
 
-    def __init__(self, path, **options):
-        with Engine(config(path, **options)) as engine:
+    def __init__(self, folder, **options):
+        with Engine(config(**options)) as engine:
             before = dict(engine.experts.stats) if engine.experts is not None else {}
-            generation = engine.generate(demo.PROMPT, 24)
-            self.text = "".join(generation)
-            if engine.experts is not None:
-                engine.experts.settle(10)
-            engine.save()
+            with engine.record(folder / "run.npz"):
+                generation = engine.generate(demo.PROMPT, 24)
+                self.text = "".join(generation)
+                if engine.experts is not None:
+                    engine.experts.settle(10)
             after = dict(engine.experts.stats) if engine.experts is not None else {}
             self.counts = {name: after[name] - before[name] for name in after}
-            self.stats, self.notes = generation.stats, engine.notes
-        self.data = json.loads(path.read_text())
+            self.stats = generation.stats
+        assert main([str(folder / "run.npz"), "--timeline", str(folder / "run.json")]) == 0
+        self.data = json.loads((folder / "run.json").read_text())
         self.events = self.data["traceEvents"]
         self.spans = [event for event in self.events if event["ph"] == "X"]
 
@@ -51,7 +51,7 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    return Drawn(tmp_path_factory.mktemp("timeline") / "run.json")
+    return Drawn(tmp_path_factory.mktemp("timeline"))
 
 
 def test_every_event_is_well_formed(drawn):
@@ -63,7 +63,6 @@ def test_every_event_is_well_formed(drawn):
         assert event["pid"] == 1
         if event["ph"] == "M":
             continue
-        assert 1 <= event["tid"] <= len(TRACKS)
         assert event["ts"] >= 0
         assert isinstance(event["args"], dict)
         assert ("dur" in event) == (event["ph"] == "X")
@@ -72,7 +71,7 @@ def test_every_event_is_well_formed(drawn):
 
 def test_the_tracks_have_names(drawn):
     names = {e["tid"]: e["args"]["name"] for e in drawn.events if e["name"] == "thread_name"}
-    assert names == dict(enumerate(TRACKS, 1))
+    assert names == dict(enumerate((*TRACKS, "steps"), 1))
     assert {event["tid"] for event in drawn.spans} == set(names), "a track without any span"
 
 
@@ -105,20 +104,16 @@ def test_what_the_counters_say_is_what_is_drawn(drawn):
     on_host = [event["args"]["activations"] for event in drawn.of("host_experts")]
     decoded = counts["activations"] - counts["activations_hit"]
     assert sum(on_host) >= decoded > 0  # the counter does not include the prompt
+    lengths = [int(event["name"].removeprefix("k = ")) for event in drawn.of("steps")]
+    assert (len(lengths), lengths[0]) == (stats.steps, 4)
+    assert sum(lengths) >= stats.drafted_tokens
+    timed = {"host_wait": "host_wait_ns", "host_experts": "host_compute_ns", "copy": "upload_ns"}
+    for category, counter in timed.items():  # A span covers the time that its counter measures, and more.
+        events = drawn.of(category)
+        least_us = counts[counter] / 1e3 - len(events) * TOLERANCE_US
+        assert sum(event["dur"] for event in events) >= least_us > 0
     asked = [event["name"] for event in drawn.of("scheduler")]
     assert asked == ["prompt"] + ["verify_end"] * stats.steps
-
-
-@pytest.mark.parametrize(
-    ("category", "counter"),
-    [("host_wait", "host_wait_ns"), ("host_experts", "host_compute_ns"), ("copy", "upload_ns")],
-)
-def test_drawn_times_are_those_of_the_counters(drawn, category, counter):
-    """A span covers the time that its counter measures, and little more."""
-    events = drawn.of(category)
-    drawn_us, counted_us = sum(event["dur"] for event in events), drawn.counts[counter] / 1e3
-    assert drawn_us >= counted_us - len(events) * TOLERANCE_US
-    assert counted_us > 0
 
 
 def test_layers_lie_in_their_verification_or_prompt(drawn):
@@ -138,7 +133,7 @@ def test_layers_lie_in_their_verification_or_prompt(drawn):
 def test_a_failed_copy_is_drawn_as_one(tmp_path):
     _core.set_simulated_device(fail_uploads=1)
     try:
-        drawn = Drawn(tmp_path / "run.json", scheduler="lru")
+        drawn = Drawn(tmp_path, scheduler="lru")
     finally:
         _core.set_simulated_device()
     failed = [event for event in drawn.of("copy") if event["args"]["failed"]]
@@ -150,7 +145,7 @@ def test_a_slow_link_copies_one_expert_at_a_time(drawn, tmp_path):
     """So what a layer foresees waits for two experts at most. A fast link copies several in a batch."""
     _core.set_simulated_device(upload_gb_s=0.05)
     try:
-        slow = Drawn(tmp_path / "run.json")
+        slow = Drawn(tmp_path)
     finally:
         _core.set_simulated_device()
     several = [event for event in slow.of("copy") if len(event["args"]["experts"]) > 1]
@@ -163,7 +158,7 @@ def test_a_streamed_prompt_shows_copies_beside_computing(tmp_path):
     """Two regions take turns. A region is filled after its last reader ends, and read when it is full."""
     _core.set_simulated_device(upload_gb_s=0.2)
     try:
-        drawn = Drawn(tmp_path / "run.json", stream_batch=16)
+        drawn = Drawn(tmp_path, stream_batch=16)
     finally:
         _core.set_simulated_device()
     fills = sorted(drawn.of("fill"), key=lambda event: event["ts"])
@@ -183,53 +178,22 @@ def test_a_streamed_prompt_shows_copies_beside_computing(tmp_path):
 
 
 def test_plain_llama_cpp_has_a_timeline_too(tmp_path):
-    drawn = Drawn(tmp_path / "run.json", device="cpu", slots="auto")
+    drawn = Drawn(tmp_path, device="cpu", slots="auto")
     assert len(drawn.of("verify")) == drawn.stats.steps > 0
-    assert {event["cat"] for event in drawn.spans} == {"prefill", "draft", "verify", "sample", "observe"}
+    assert {event["cat"] for event in drawn.spans} == {
+        "prefill",
+        "draft",
+        "verify",
+        "sample",
+        "observe",
+        "steps",
+    }
 
 
-def test_tracing_changes_no_text(drawn):
-    with Engine(config(None)) as engine:
-        assert "".join(engine.generate(demo.PROMPT, 24)) == drawn.text
-        assert not engine.experts.trace.on
-        assert len(engine.experts.trace.take()) == 0
-
-
-def test_what_finds_no_room_is_counted_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(Timeline.__init__, "__defaults__", (50,))
-    drawn = Drawn(tmp_path / "run.json")
+def test_what_finds_no_room_is_counted_and_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(spac.stats.spans, "CAPACITY", 50)
+    drawn = Drawn(tmp_path)
     dropped = drawn.data["otherData"]["dropped"]
     assert dropped > 0
-    assert any(f"the last {dropped} entries are missing" in note for note in drawn.notes)
-    assert 50 >= len([event for event in drawn.events if event["ph"] in ("X", "i") and event["tid"] != 2]) > 0
-
-
-def test_a_program_adds_tracks_of_its_own(tmp_path):
-    trace, path = _core.Trace(), tmp_path / "run.json"
-    timeline = Timeline(path, trace)
-    now = time.monotonic_ns()
-    timeline.add("requests", "chat", now, now + 5000, user="a")
-    timeline.add("requests", "inner", now, now + 1000)
-    timeline.write({"what": "test"})
-    events = json.loads(path.read_text())["traceEvents"]
-    names = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
-    added = [(e["name"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == names["requests"]]
-    assert added == [("chat", 5.0), ("inner", 1.0)]
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_path):
-    with pytest.raises(InputError, match=r"cannot be written: No such file"):
-        Engine(EngineConfig(target=tmp_path / "missing.gguf", timeline=tmp_path / "no" / "run.json"))
-
-
-def test_the_recorder_takes_what_fits():
-    trace = _core.Trace()
-    assert not trace.on
-    trace.start(3)
-    assert trace.on
-    assert len(trace) == trace.dropped == 0
-    taken = trace.take()
-    assert taken.dtype.names[:3] == ("start_ns", "end_ns", "bytes")
-    assert taken.dtype["activity"] == np.int32
-    trace.stop()
-    assert not trace.on
+    assert f"run.json: the last {dropped} spans are missing" in capsys.readouterr().err
+    assert len(drawn.spans) <= 50
