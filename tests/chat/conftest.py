@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.chat.templates import CHANNEL_TOKENS, END_TOKENS, THINKING, THINKING_TOKENS, with_template
 from tests.cli.conftest import ONE_THREAD, Outcome, environment
-from tests.forked import Programs
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -29,9 +27,7 @@ GREEDY = (*ONE_THREAD, "--temp", "0", "--draft-length", "8")
 
 
 @pytest.fixture(scope="session")
-def templated(
-    tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def templated(tiny_model, tmp_path_factory):
     """Return `templated("{{ … }}")`, which makes a tiny target with it. `family="qwen3"` makes its draft."""
     made: dict[tuple[str, str], Path] = {}
 
@@ -52,7 +48,7 @@ def says(text: str) -> str:
 
 
 @pytest.fixture
-def chat(tmp_path: Path, programs: Programs) -> Callable[..., Outcome]:
+def chat(tmp_path, programs):
     """Return `chat("hello", "/stats", options=["-n", "8"])`: it runs the demo pair, greedily, on these
     lines."""
 

@@ -53,11 +53,15 @@ def test_the_plain_template_ends_where_the_user_would_speak(dialogue):
 
 
 def test_the_status_tells_of_reading_first(dialogue):
+    assert dialogue.status() == ""
     shown, note = [], dialogue._note_reading
     dialogue._note_reading = lambda *counts: (note(*counts), shown.append(dialogue.status()))
     said(dialogue, "def walk(top): ...")
     assert shown[0].startswith("reading: 0 of ")
-    assert "tokens/s" in dialogue.status()
+    line = dialogue.status()
+    for part in ("tokens/s", "acceptance", "hit rate", "simulated device", "CPU", "context"):
+        assert part in line
+    assert "\n" not in line
 
 
 def test_the_oldest_exchanges_are_forgotten_and_not_lost(dialogue):
@@ -154,23 +158,10 @@ def test_another_scheduler_changes_no_word(dialogue, engine, scheduler):
 
 
 def test_another_draft_length(dialogue):
-    said(dialogue, "def walk(top):")
-    assert dialogue.generation.stats.drafted_tokens > 0
-    dialogue.engine.fix_draft_length(0)
-    said(dialogue, "def run(top):")
-    assert dialogue.generation.stats.drafted_tokens == 0
-    dialogue.engine.fix_draft_length(None)
-    said(dialogue, "def walk(top):")
-    assert dialogue.generation.stats.drafted_tokens > 0
+    for length, drafts in ((None, True), (0, False), (None, True)):
+        dialogue.engine.fix_draft_length(length)
+        said(dialogue, "def walk(top):")
+        assert (dialogue.generation.stats.drafted_tokens > 0) == drafts
     for wrong in (-1, 9):
         with pytest.raises(InputError, match="0 to 8"):
             dialogue.engine.fix_draft_length(wrong)
-
-
-def test_the_figures_on_one_line(dialogue):
-    assert dialogue.status() == ""
-    said(dialogue, "def walk(top):")
-    line = dialogue.status()
-    for part in ("tokens/s", "acceptance", "hit rate", "simulated device", "CPU", "context"):
-        assert part in line
-    assert "\n" not in line

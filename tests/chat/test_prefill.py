@@ -4,7 +4,6 @@ is the text that follows."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,17 +27,13 @@ OPENED = ("<think>", "<seed:think>", "<mm:think>", "<|START_THINKING|>", "my rea
 """Tags with which templates begin the reasoning themselves. An answer that has begun ends the reasoning."""
 NO_REASONING = ("LFM2-8B-A1B", "Kimi-K2-Instruct", "Devstral", "Phi-3.5", "Qwen3-Coder", "Hermes", "Llama-3")
 REASONING = {
-    "GLM-4.6",
-    "openai-gpt-oss-120b",
-    "MiniMax-M2",
-    "Qwen3.5-4B",
-    "deepseek-ai-DeepSeek-V3.2",
+    "GLM-4.6", "openai-gpt-oss-120b", "MiniMax-M2", "Qwen3.5-4B", "deepseek-ai-DeepSeek-V3.2",
     "Kimi-K2-Thinking",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine():
     with Engine(EngineConfig(demo.TARGET, slots=4, threads=1, ctx=512)) as engine:
         yield engine
 
@@ -58,20 +53,28 @@ def read(form: ChatFormat, prompt: Any, text: str) -> tuple[str, str]:
     return answer.content, answer.reasoning
 
 
+def on(form: ChatFormat, *messages: dict[str, Any], **options: Any) -> Any:
+    """Return the prompt whose last message goes on."""
+    return form.prompt([USER, *messages], continues=True, **options)
+
+
+@pytest.fixture
+def form(engine):
+    return ChatFormat(engine.target, THINKING)
+
+
 @pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "not"])
 @pytest.mark.parametrize("name", [*TEMPLATES, "thinking", "channels"])
-def test_the_answer_is_what_is_new(engine: Engine, name: str, thinking: bool) -> None:
+def test_the_answer_is_what_is_new(engine, name, thinking):
     source = {**TEMPLATES, "thinking": THINKING, "channels": CHANNELS}[name]
     form = ChatFormat(engine.target, source)
     fresh = form.prompt([USER], thinking=thinking).text
+    if WITHOUT in name:
+        with pytest.raises(InputError, match="refuses these messages: in its format, an answer cannot go on"):
+            on(form, begun(BEGUN[0]), thinking=thinking)
+        return
     for text in BEGUN:
-        if WITHOUT in name:
-            with pytest.raises(
-                InputError, match="refuses these messages: in its format, an answer cannot go on"
-            ):
-                form.prompt([USER, begun(text)], thinking=thinking, continues=True)
-            continue
-        prompt = form.prompt([USER, begun(text)], thinking=thinking, continues=True)
+        prompt = on(form, begun(text), thinking=thinking)
         assert prompt.text.endswith(text)
         if not fresh.rstrip().endswith(OPENED):
             assert prompt.text.startswith(fresh)
@@ -87,86 +90,74 @@ def test_the_answer_is_what_is_new(engine: Engine, name: str, thinking: bool) ->
 
 
 @pytest.mark.parametrize("name", sorted(REASONING & TEMPLATES.keys()))
-def test_a_reasoning_goes_on(engine: Engine, name: str) -> None:
+def test_a_reasoning_goes_on(engine, name):
     form = ChatFormat(engine.target, TEMPLATES[name])
-    prompt = form.prompt([USER, begun(reasoning_content="Hmm, I ")], continues=True)
+    prompt = on(form, begun(reasoning_content="Hmm, I "))
     assert prompt.text.endswith("Hmm, I ")
     assert read(form, prompt, "see") == ("", "see")
     with pytest.raises(InputError, match="reasoning is turned off"):
-        form.prompt([USER, begun(reasoning_content="Hmm")], thinking=False, continues=True)
+        on(form, begun(reasoning_content="Hmm"), thinking=False)
 
 
-def test_a_reasoning_that_goes_on_may_end(engine: Engine) -> None:
-    form = ChatFormat(engine.target, THINKING)
-    prompt = form.prompt([USER, begun(reasoning_content="Hmm, I ")], continues=True)
+def test_a_reasoning_that_goes_on_may_end(form):
+    prompt = on(form, begun(reasoning_content="Hmm, I "))
     content, reasoning = read(form, prompt, "see\n</think>\n\nhello")
     assert (content.strip(), reasoning.strip()) == ("hello", "see")
-    whole = form.prompt([USER, begun("Well", reasoning_content="Hmm")], continues=True)
+    whole = on(form, begun("Well", reasoning_content="Hmm"))
     assert whole.text.endswith("<think>\nHmm\n</think>\n\nWell")
     assert read(form, whole, " met") == (" met", "")
 
 
-def test_a_call_behind_what_was_begun(engine: Engine) -> None:
-    form = ChatFormat(engine.target, THINKING)
-    prompt = form.prompt([USER, begun("I add. ")], tools=[ADD], continues=True)
-    answer = form.answer(prompt)
+def test_a_call_behind_what_was_begun(form):
+    answer = form.answer(on(form, begun("I add. "), tools=[ADD]))
     answer.push('So:\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>')
     answer.finish()
     assert answer.content.strip() == "So:"
     assert [call["name"] for call in answer.tool_calls] == ["add"]
 
 
-def test_what_is_no_answer_of_the_format_is_text(engine: Engine) -> None:
-    form = ChatFormat(engine.target, THINKING)
-    prompt = form.prompt([USER, begun("{")], json_schema=SCHEMA, continues=True)
-    assert read(form, prompt, "nonsense") == ("nonsense", "")
+def test_what_is_no_answer_of_the_format_is_text(form):
+    assert read(form, on(form, begun("{"), json_schema=SCHEMA), "nonsense") == ("nonsense", "")
 
 
 @pytest.mark.parametrize("text", ['{"ok"', '{ "ok" : t'])
-def test_a_schema_goes_on(engine: Engine, text: str) -> None:
-    form = ChatFormat(engine.target, THINKING)
-    prompt = form.prompt([USER, begun(text)], json_schema=SCHEMA, continues=True)
-    answer = form.answer(prompt)
-    for piece in engine.generate(prompt.text, 60, sampling=SamplingConfig(temp=0), chat=prompt):
-        answer.push(piece)
-    answer.finish()
-    assert set(json.loads(text + answer.content)) == {"ok"}
+def test_a_schema_goes_on(engine, form, text):
+    prompt = on(form, begun(text), json_schema=SCHEMA)
+    pieces = engine.generate(prompt.text, 60, sampling=SamplingConfig(temp=0), chat=prompt)
+    content, _ = read(form, prompt, "".join(pieces))
+    assert set(json.loads(text + content)) == {"ok"}
 
 
-def test_a_beginning_that_a_schema_does_not_allow(engine: Engine) -> None:
-    form = ChatFormat(engine.target, THINKING)
+def test_a_beginning_that_a_schema_does_not_allow(engine, form):
     with pytest.raises(InputError, match="cannot go on with"):
-        form.prompt([USER, begun("Sure: ")], json_schema=SCHEMA, continues=True)
+        on(form, begun("Sure: "), json_schema=SCHEMA)
     for text in ('{"no"', "[1"):
-        prompt = form.prompt([USER, begun(text)], json_schema=SCHEMA, continues=True)
+        prompt = on(form, begun(text), json_schema=SCHEMA)
         with pytest.raises(InputError, match="begins with what its schema or its tools do not allow"):
             next(engine.generate(prompt.text, 4, sampling=SamplingConfig(temp=0), chat=prompt))
 
 
 @pytest.mark.parametrize("empty", [{"content": ""}, {"content": None}, {"content": []}, {}])
-def test_nothing_to_go_on_with(engine: Engine, empty: dict[str, Any]) -> None:
-    form = ChatFormat(engine.target, THINKING)
-    prompt = form.prompt([USER, {"role": "assistant", **empty}], continues=True)
+def test_nothing_to_go_on_with(form, empty):
+    prompt = on(form, {"role": "assistant", **empty})
     assert prompt.text == form.prompt([USER]).text
     assert not prompt.goes_on
 
 
-def test_parts_of_a_content(engine: Engine) -> None:
-    form = ChatFormat(engine.target, THINKING)
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    prompt = form.prompt([USER, begun(parts)], continues=True)
+def test_parts_of_a_content(form):
+    prompt = on(form, begun([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]))
     assert prompt.text.endswith("one\n\ntwo")
     assert read(form, prompt, ", three") == (", three", "")
 
 
-def test_without_a_template(engine: Engine) -> None:
+def test_without_a_template(engine):
     form = ChatFormat(engine.target)
     assert form.is_plain
-    prompt = form.prompt([USER, begun("yes")], continues=True)
+    prompt = on(form, begun("yes"))
     assert prompt.text.endswith("User: hello\nAssistant: yes")
     assert read(form, prompt, ", no") == (", no", "")
     with pytest.raises(InputError, match="cannot go on with a reasoning"):
-        form.prompt([USER, begun(reasoning_content="hm")], continues=True)
+        on(form, begun(reasoning_content="hm"))
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -175,18 +166,16 @@ CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": 
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([USER, begun("a"), begun("b")], "only one can be continued"),
-        ([USER, begun("a", tool_calls=[CALL])], "a call of tools cannot be continued"),
-        ([USER, begun(3)], "content"),
+        ([begun("a"), begun("b")], "only one can be continued"), ([begun(3)], "content"),
+        ([begun("a", tool_calls=[CALL])], "a call of tools cannot be continued"),
     ],
-)
-def test_what_cannot_be_continued(engine: Engine, messages: list[dict[str, Any]], words: str) -> None:
+)  # fmt: skip
+def test_what_cannot_be_continued(form, messages, words):
     with pytest.raises(InputError, match=words) as refused:
-        ChatFormat(engine.target, THINKING).prompt(messages, continues=True)
+        on(form, *messages)
     assert "\n" not in str(refused.value)
 
 
-def test_a_whole_message_is_no_beginning(engine: Engine) -> None:
-    form = ChatFormat(engine.target, THINKING)
+def test_a_whole_message_is_no_beginning(form):
     text = form.prompt([USER, begun("well met")]).text
     assert text.endswith("well met<|im_end|>\n<|im_start|>assistant\n")

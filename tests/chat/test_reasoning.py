@@ -5,6 +5,9 @@ The chat keeps the reasoning apart, limits it, turns it off and remembers it.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import cache
+
 import pytest
 
 from spac.chat.commands import run_command
@@ -29,21 +32,18 @@ REASONED = {
 @pytest.fixture(scope="module")
 def engine(templated):
     """Yield `engine(THINKING)`, which takes `drafts=("ngram-simple",)` too. Each engine is made once."""
-    made = {}
+    with ExitStack() as made:
 
-    def make(template=THINKING, drafts=()):
-        if (template, drafts) not in made:
+        @cache
+        def make(template=THINKING, drafts=()):
             draft = templated(template, "qwen3") if "draft-simple" in drafts else None
             config = EngineConfig(
                 templated(template), draft, draft_type=drafts or None, device="simulated", slots=4, threads=1,
                 ctx=512, draft_length=4 if drafts else None, sampling=SamplingConfig(temp=0),
             )  # fmt: skip
-            made[template, drafts] = Engine(config)
-        return made[template, drafts]
+            return made.enter_context(Engine(config))
 
-    yield make
-    for each in made.values():
-        each.close()
+        yield make
 
 
 def dialogue(engine, grammar=None, *, n=200, options=DEFAULTS, bias=()):
@@ -61,9 +61,12 @@ def said(dialogue, text="hello"):
     """Return the reasoning and the text that an answer shows."""
     pieces = list(dialogue.answer(text))
     assert all(piece.text for piece in pieces)
-    return tuple(
-        "".join(piece.text for piece in pieces if piece.is_reasoning == kind) for kind in (True, False)
-    )
+    return tuple("".join(each.text for each in pieces if each.is_reasoning == kind) for kind in (True, False))
+
+
+def unending(engine):
+    """Return a bias against the token that ends the reasoning."""
+    return [(int(engine.tokenize("</think>")[-1]), -50.0)]
 
 
 @pytest.mark.parametrize("drafts", [(), ("draft-simple",), ("ngram-simple",)])
@@ -83,12 +86,11 @@ def test_an_answer_without_reasoning(engine):
     talk = dialogue(engine(), says("Yup, it is"))
     assert said(talk) == ("", "Yup, it is")
     assert talk.conversation.exchanges == [Exchange("hello", "Yup, it is")]
-
-
-def test_a_text_that_ends_answers_of_the_format(engine):
-    """The library knows some families by their source. This one may spell the end of its answers."""
+    # The library knows some families by their source. This one may spell the end of its answers.
     talk = dialogue(engine(THINKING + "{# laguna_glm_thinking #}"), says("Hi</assistant> more"))
     assert said(talk) == ("", "Hi")
+    # A grammar of the user holds from the first token on, also where the template's format begins otherwise.
+    assert said(dialogue(engine(CHANNELS), says("plain words"))) == ("", "plain words")
 
 
 def test_pieces_come_as_they_are_said(engine, monkeypatch):
@@ -110,24 +112,22 @@ ENDLESS = 'root ::= <think> "a"{0,400} </think> "Hi"'
 
 
 @pytest.mark.parametrize("drafts", [(), ("draft-simple",), ("ngram-simple",)])
-@pytest.mark.parametrize("budget", [0, 1, 7])
+@pytest.mark.parametrize("budget", [0, 7])
 def test_a_budget_ends_reasoning(engine, budget, drafts):
     """The model would reason for long. The text that ends its reasoning is not part of it."""
     at = engine(THINKING, drafts)
-    bias = [(int(at.tokenize("</think>")[-1]), -50.0)]
-    assert said(dialogue(at, ENDLESS, n=100, bias=bias)) == ("a" * 99, "")
-    talk = dialogue(at, ENDLESS, n=100, bias=bias, options=options(reasoning_budget=budget))
+    assert said(dialogue(at, ENDLESS, n=100, bias=unending(at))) == ("a" * 99, "")
+    talk = dialogue(at, ENDLESS, n=100, bias=unending(at), options=options(reasoning_budget=budget))
     assert said(talk) == ("a" * budget, "Hi")
 
 
 def test_a_budget_of_reasoning_that_the_prompt_begins(engine):
-    at = engine(OPENS)
-    bias = [(int(at.tokenize("</think>")[-1]), -50.0)]
-    talk = dialogue(at, 'root ::= "a"{0,400} </think> "Hi"', n=100, bias=bias)
-    assert said(talk) == ("a" * 100, "")
-    talk = dialogue(at, ENDLESS.replace("<think>", ""), n=100, bias=bias, options=options(reasoning_budget=3))
-    assert said(talk)[1] == "Hi"
-    assert said(talk)[0].count("a") <= 3
+    at, grammar = engine(OPENS), ENDLESS.replace("<think>", "")
+    assert said(dialogue(at, grammar, n=100, bias=unending(at))) == ("a" * 100, "")
+    talk = dialogue(at, grammar, n=100, bias=unending(at), options=options(reasoning_budget=3))
+    reasoning, answer = said(talk)
+    assert answer == "Hi"
+    assert reasoning.count("a") <= 3
 
 
 def test_a_budget_of_channels(engine):
@@ -179,25 +179,16 @@ def test_what_is_neither_on_nor_off(engine, line):
         dialogue(engine(), options=options(variables={"enable_thinking": "no"}))
 
 
-def test_a_grammar_of_the_user_goes_first(engine):
-    """It holds from the first token on, also where the template's own format begins otherwise."""
-    assert said(dialogue(engine(CHANNELS), says("plain words"))) == ("", "plain words")
-
-
 # What is kept
 
 
 @pytest.mark.parametrize(("template", "kept"), [(THINKING, False), (KEEPS, True)])
-def test_the_template_decides_what_the_model_sees_again(engine, template, kept):
+def test_the_template_decides_what_the_model_sees_again(engine, template, kept, monkeypatch):
     talk = dialogue(engine(template), says(REASONED[THINKING]))
     said(talk)
-    seen = []
-    tokenize = talk.engine.tokenize
-    talk.engine.tokenize = lambda text: (seen.append(text), tokenize(text))[1]
-    try:
-        said(talk, "and now")
-    finally:
-        del talk.engine.tokenize
+    seen, tokenize = [], talk.engine.tokenize
+    monkeypatch.setattr(talk.engine, "tokenize", lambda text: (seen.append(text), tokenize(text))[1])
+    said(talk, "and now")
     [prompt] = seen
     assert ("Is it so?" in prompt) == kept
     assert prompt.count("Yup, it is") == 1
@@ -208,22 +199,15 @@ def test_the_template_decides_what_the_model_sees_again(engine, template, kept):
         assert stats.prefilled_tokens <= added
 
 
-@pytest.mark.parametrize(
-    ("n", "ending"),
-    [
-        (1, "--max-tokens ended it before the answer began: not kept"),
-        (8, "--max-tokens ended it in its reasoning: not kept"),
-        (20, ""),
-    ],
-)
-def test_a_limit_in_the_middle(engine, n, ending):
+@pytest.mark.parametrize(("n", "where"), [(1, "before the answer began"), (8, "in its reasoning"), (20, "")])
+def test_a_limit_in_the_middle(engine, n, where):
     whole = REASONED[THINKING]
     talk = dialogue(engine(), says(whole), n=n)
     reasoning, answer = said(talk)
-    assert talk.ending == ending
-    if ending:
+    assert talk.ending == (where and f"--max-tokens ended it {where}: not kept")
+    if where:
         assert whole.startswith(f"<think>\n{reasoning}")
-        assert bool(reasoning) == ("reasoning" in ending)
+        assert bool(reasoning) == ("reasoning" in where)
         assert (answer, talk.conversation.exchanges, talk.answered) == ("", [], False)
     else:
         assert answer

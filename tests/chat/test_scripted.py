@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -19,15 +20,28 @@ from tests.cli.conftest import environment
 from tools.models.tokenizer import n_tokens
 
 
+def messages_of(file):
+    return json.loads(file.read_text())["messages"]
+
+
+def said_in(file):
+    return [message["content"] for message in messages_of(file)]
+
+
+def n_tokens_of(run):
+    """Return the number of tokens in the context."""
+    return int(re.search(r"context (\d+)/", run.err)[1])
+
+
 def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):
     file = tmp_path / "chat.json"
     lines = ("import os \\", "import sys", "/stats", "import re", "/stats full", f"/save {file}")
     done = chat(*lines, options=("-n", 6))
     assert done.code == 0
-    messages = json.loads(file.read_text())["messages"]
-    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
-    assert messages[0]["content"] == "import os \nimport sys"
-    assert done.out == "".join(message["content"] + "\n" for message in messages[1::2])
+    assert [message["role"] for message in messages_of(file)] == ["user", "assistant"] * 2
+    contents = said_in(file)
+    assert contents[0] == "import os \nimport sys"
+    assert done.out == "".join(content + "\n" for content in contents[1::2])
     for part in ("no chat template", "tokens/s", "acceptance", "to change", ", seed ", "saved 2"):
         assert part in done.err
 
@@ -46,39 +60,35 @@ def test_a_saved_chat_goes_on(chat, tmp_path):
 
 
 def test_the_system_prompt_is_seen(chat):
-    runs = (
-        chat("x", options=("-n", 1)),
-        chat("x", options=("-n", 1, "--system", "import numpy as np")),
-        chat("/system import numpy as np", "x", options=("-n", 1)),
-    )
-    plain, by_option, by_command = (int(re.search(r"context (\d+)/", run.err)[1]) for run in runs)
+    plain, by_option, by_command = (
+        n_tokens_of(chat(*lines, "x", options=("-n", 1, *more)))
+        for lines, more in (
+            ((), ()), ((), ("--system", "import numpy as np")), (("/system import numpy as np",), ()),
+        )
+    )  # fmt: skip
     assert by_option == by_command > plain
 
 
 def test_what_a_reset_forgets(chat):
-    done = chat("import os", "/reset", "import os", options=("-n", 6))
+    """Programs have other names for it, for leaving, and for help."""
+    done = chat("/?", "import os", "/clear", "import os", "/bye", "never", options=("-n", 6))
     half = len(done.out) // 2
     assert done.out[:half] == done.out[half:]
     assert "forgot 1 exchanges" in done.err
+    assert "/regen" in done.err
 
 
 def test_commands_that_cannot_be(chat):
     bad = {
-        "/sav x": "did you mean /save?",
-        "/save": "needs FILE",
-        "/reset all": "takes nothing",
-        "/stats": "no answer yet",
-        "/stats all": "full or nothing",
+        "/sav x": "did you mean /save?", "/save": "needs FILE", "/reset all": "takes nothing",
+        "/stats": "no answer yet", "/stats all": "full or nothing",
         "/load /no/such.json": "/no/such.json: cannot be read",
-        "/save /no/such/folder/x": "cannot be written",
-        "/scheduler lrux": "lru, static",
-        "/draft-length many": "whole number",
-        "/draft-length 99": "0 to 8 here; start with --draft-max",
-        "/reasoning maybe": "on or off",
-        "/edit import re": "nothing was said yet",
+        "/save /no/such/folder/x": "cannot be written", "/scheduler lrux": "lru, static",
+        "/draft-length many": "whole number", "/draft-length 99": "0 to 8 here; start with --draft-max",
+        "/reasoning maybe": "on or off", "/edit import re": "nothing was said yet",
         "/copy": "nothing was said yet",
         "/model other.gguf": "this chat keeps its model; start another: spac chat other.gguf",
-    }
+    }  # fmt: skip
     done = chat(*bad, "/scheduler moe-spac", "/draft-length 0", "x", options=("-n", 4, "-q"))
     assert done.code == 2
     lines = done.err.splitlines()
@@ -99,30 +109,16 @@ def test_a_fault_outranks_bad_input(errors):
 
 def test_help_lists_all_commands_and_exit_leaves(chat):
     done = chat("/help", "/exit", "never asked")
-    assert done.code == 0
-    assert done.out == ""
-    for name in (
-        "help",
-        "reset",
-        "save",
-        "load",
-        "stats",
-        "scheduler",
-        "draft-length",
-        "system",
-        "reasoning",
-        "exit",
-    ):
-        assert f"/{name}" in done.err
+    assert (done.code, done.out) == (0, "")
+    names = "help reset save load stats scheduler draft-length system reasoning exit"
+    assert all(f"/{name}" in done.err for name in names.split())
 
 
-def test_two_slashes_send_one(chat, tmp_path):
-    chat("//help", f"/save {tmp_path}/x", options=("-n", 2))
-    assert json.loads((tmp_path / "x").read_text())["messages"][0]["content"] == "/help"
-
-
-def test_the_models_own_template(chat, templated):
-    done = chat("hello", options=("-m", templated(), "-n", 4, "--draft-length", 0))
+def test_two_slashes_send_one(chat, templated, tmp_path):
+    """The model's own template needs no note."""
+    options = ("-m", templated(), "-n", 2, "--draft-length", 0)
+    done = chat("//help", f"/save {tmp_path}/x", options=options)
+    assert said_in(tmp_path / "x")[0] == "/help"
     assert done.code == 0
     assert "template" not in done.err
 
@@ -137,8 +133,7 @@ def test_reasoning_goes_to_stderr(chat, templated, tmp_path):
     assert (done.code, done.out) == (0, "Yup\n")
     assert "Is it so?\n" in done.err
     assert "think>" not in done.err
-    messages = json.loads(file.read_text())["messages"]
-    assert messages[1] == {"role": "assistant", "content": "Yup", "reasoning_content": "Is it so?"}
+    assert messages_of(file)[1] == {"role": "assistant", "content": "Yup", "reasoning_content": "Is it so?"}
     quiet = chat("hello", f"/load {file}", "and now", options=(*model, "-q"))
     assert (quiet.code, quiet.out, quiet.err) == (0, "Yup\nYup\n", "")
 
@@ -163,41 +158,28 @@ def test_options_of_reasoning(chat, templated):
     assert [run.out for run in limited] == ["\n", "Hi\n", "Hi\n"]
     assert [len(re.search("^a+$", run.err, re.MULTILINE)[0]) for run in limited[:2]] == [59, 3]
     assert "\na" not in limited[2].err
-    sizes = [
-        int(re.search(r"context (\d+)/", chat(*lines, options=(*model, "-n", 1, *more)).err)[1])
+    thinking, *on, off = (
+        n_tokens_of(chat(*lines, "x", options=(*model, "-n", 1, *more)))
         for lines, more in (
-            (["x"], ()),
-            (["x"], ("-rea", "auto")),
-            (["x"], ("--reasoning", "off")),
-            (["x"], ("--chat-template-kwargs", '{"enable_thinking": false}')),
-            (["/reasoning off", "x"], ()),
-            (["/reasoning on", "x"], ("--reasoning", "off")),
+            ((), ()), ((), ("-rea", "auto")), (("/reasoning on",), ("--reasoning", "off")),
+            ((), ("--reasoning", "off")),
         )
-    ]
-    thinking, *others = sizes
-    assert others == [thinking] + [others[1]] * 3 + [thinking]
-    assert others[1] > thinking  # the prompt has an empty block of reasoning
+    )  # fmt: skip
+    assert on == [thinking] * 2
+    assert off > thinking, "the prompt has an empty block of reasoning"
+    for lines, more in (
+        ((), ("--chat-template-kwargs", '{"enable_thinking": false}')), (("/reasoning off",), ()),
+    ):  # fmt: skip
+        assert n_tokens_of(chat(*lines, "x", options=(*model, "-n", 1, *more))) == off
 
 
 def test_a_template_on_the_command_line(chat, templated):
-    model = ("-m", templated(), "--draft-length", 0, "-n", 1)
-    template = "{{ messages[0].content }}{{ more }}"
-    runs = [
-        chat(
-            "hello",
-            options=(*model, "--chat-template", template, "--chat-template-kwargs", json.dumps(given)),
-        )
-        for given in ({}, {"more": "1234567890"})
-    ]
-    less, more = (int(re.search(r"context (\d+)/", run.err)[1]) for run in runs)
+    options = ("-m", templated(), "--draft-length", 0, "-n", 1)
+    options = (*options, "--chat-template", "{{ messages[0].content }}{{ more }}", "--chat-template-kwargs")
+    less, more = (
+        n_tokens_of(chat("hello", options=(*options, given))) for given in ("{}", '{"more": "1234567890"}')
+    )
     assert more == less + 10
-
-
-def test_a_long_chat_forgets_and_says_so(chat):
-    done = chat(*(["import os and sys and time"] * 14), options=("-n", 16, "-c", 256))
-    assert done.code == 0
-    assert "context full: the oldest" in done.err
-    assert done.out.count("\n") >= 14
 
 
 def test_a_message_that_does_not_fit(chat):
@@ -210,21 +192,17 @@ def test_a_message_that_does_not_fit(chat):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--load", "no.json"], "no.json"),
-        (["--chat-template-file", "no.jinja"], "no.jinja"),
-        (["-m", "no.gguf"], "no.gguf"),
-        (["-n", "-2"], "-1 to"),
-        (["--markdown"], "--markdown"),
-        (["--reasoning", "maybe"], "--reasoning"),
-        (["--reasoning-budget", "-2"], "-1 to"),
-        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
-        (["--chat-template-kwargs", "{"], "--chat-template-kwargs"),
-        (["-q", "--chat-template-kwargs", '{"enable_thinking": "no"}'], "enable_thinking"),
-        (["-q", "--chat-template", "{% if %}"], "the chat template cannot be used: Unexpected token"),
+        ("--load no.json", "no.json"), ("--chat-template-file no.jinja", "no.jinja"),
+        ("-m no.gguf", "no.gguf"), ("-n -2", "-1 to"), ("--markdown", "--markdown"),
+        ("--reasoning maybe", "--reasoning"),
+        ("--reasoning-budget -2", "-1 to"), ("--chat-template-kwargs [1]", "--chat-template-kwargs"),
+        ("--chat-template-kwargs {", "--chat-template-kwargs"),
+        ("-q --chat-template-kwargs '{\"enable_thinking\": \"no\"}'", "enable_thinking"),
+        ("-q --chat-template '{% if %}'", "the chat template cannot be used: Unexpected token"),
     ],
-)
+)  # fmt: skip
 def test_options_that_cannot_be(chat, arguments, said):
-    done = chat("x", options=tuple(arguments))
+    done = chat("x", options=tuple(shlex.split(arguments)))
     assert (done.code, done.out) == (2, "")
     assert said in done.error
 
@@ -264,11 +242,10 @@ def test_undo_and_regen(chat, tmp_path):
     file = tmp_path / "chat.json"
     done = chat("import os", "/undo", "import re", f"/save {file}", options=("-n", 6))
     assert "forgot the last exchange: import os" in done.err
-    assert [message["content"] for message in json.loads(file.read_text())["messages"]][::2] == ["import re"]
-    done = chat(
-        "import os", "import re", "/regen", f"/save {file}", options=("-n", 8, "--temp", 3, "--seed", 5)
-    )
-    said = [message["content"] for message in json.loads(file.read_text())["messages"]]
+    assert said_in(file)[::2] == ["import re"]
+    options = ("-n", 8, "--temp", 3, "--seed", 5)
+    done = chat("import os", "import re", "/regen", f"/save {file}", options=options)
+    said = said_in(file)
     assert said[::2] == ["import os", "import re"]
     shown = done.out.removesuffix("\n")
     assert shown.endswith(said[3])
@@ -279,16 +256,11 @@ def test_another_text_in_place_of_the_last_message(chat, tmp_path):
     file = tmp_path / "chat.json"
     done = chat("import os", "import re", "/edit import sys", f"/save {file}", options=("-n", 6))
     assert done.code == 0
-    contents = [message["content"] for message in json.loads(file.read_text())["messages"]]
+    contents = said_in(file)
     assert contents[::2] == ["import os", "import sys"]
     assert done.out.endswith(contents[3] + "\n")
     same = chat("import os", "import sys", options=("-n", 6, "-q"))
     assert same.out.endswith(contents[3] + "\n")
-    done = chat("import os", "/edit " + "x y " * 3000, "/edit", "/copy", f"/save {file}", options=("-n", 6))
-    assert done.code == 2
-    for words in ("the context holds", "/edit needs the new text behind it here", "/copy needs a terminal"):
-        assert words in done.err
-    assert json.loads(file.read_text())["messages"][0]["content"] == "import os"
 
 
 def test_which_model_answers(chat):
@@ -298,40 +270,30 @@ def test_which_model_answers(chat):
     assert re.search(r"device simulated: 5 of \d+ experts in slots\ndraft none; context \d+ tokens", done.err)
 
 
-def test_an_answer_that_cannot_be_given_again_is_kept(chat, tmp_path):
+@pytest.mark.parametrize("lines", [
+    {"/edit " + "x y " * 3000: "the context holds", "/edit": "/edit needs the new text behind it here",
+     "/copy": "/copy needs a terminal"},
+    {"/system " + "x y " * 3000: "", "/regen": "the context holds"},
+], ids=["edit", "regen"])  # fmt: skip
+def test_an_answer_that_cannot_be_given_again_is_kept(chat, tmp_path, lines):
     file = tmp_path / "chat.json"
-    done = chat(
-        "/undo",
-        "/regen",
-        "import os",
-        "/system " + "x y " * 3000,
-        "/regen",
-        f"/save {file}",
-        options=("-n", 6),
-    )
+    before = {"/undo": "nothing was said yet", "/regen": "there was no answer yet"}
+    done = chat(*before, "import os", *lines, f"/save {file}", options=("-n", 6))
     assert done.code == 2
-    for words in ("nothing was said yet", "there was no answer yet", "the context holds"):
-        assert words in done.err
-    assert [message["role"] for message in json.loads(file.read_text())["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-    ]
+    assert all(words in done.err for words in (*before.values(), *lines.values()))
+    assert [each["role"] for each in messages_of(file)][-2:] == ["user", "assistant"]
+    assert said_in(file)[-2] == "import os"
 
 
 def test_a_text_file_in_a_message(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("remember\nthis\n")
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
     file = tmp_path / "chat.json"
-    done = chat(
-        *(f"/read {tmp_path}/{name}" for name in ("notes.txt", "noise", "none")), "what?", "and?",
-        f"/save {file}", options=("-n", 2),
-    )  # fmt: skip
-    assert "notes.txt goes with the next message" in done.err
-    assert "not UTF-8" in done.err
-    assert "cannot be read" in done.err
-    said = [message["content"] for message in json.loads(file.read_text())["messages"]][::2]
-    assert said == ["notes.txt:\n```\nremember\nthis\n```\n\nwhat?", "and?"]
+    reads = (f"/read {tmp_path}/{name}" for name in ("notes.txt", "noise", "none"))
+    done = chat(*reads, "what?", "and?", f"/save {file}", options=("-n", 2))
+    for words in ("notes.txt goes with the next message", "not UTF-8", "cannot be read"):
+        assert words in done.err
+    assert said_in(file)[::2] == ["notes.txt:\n```\nremember\nthis\n```\n\nwhat?", "and?"]
 
 
 def test_setting_a_sampling_option(chat):
@@ -342,13 +304,6 @@ def test_setting_a_sampling_option(chat):
     )  # fmt: skip
     for words in (
         "temp 0.5", "temp 0\n", "top_k 3", "seed 7", "needs a number, not 'x'", "whole number, not 1.5",
-        "temp must be",        "'grammar' is none of seed, temp,", "/set needs NAME VALUE",
+        "temp must be", "'grammar' is none of seed, temp,", "/set needs NAME VALUE",
     ):  # fmt: skip
         assert words in done.err
-
-
-def test_names_that_other_programs_have(chat):
-    done = chat("/?", "import os", "/clear", "/bye", "never", options=("-n", 2))
-    assert "/regen" in done.err
-    assert "forgot 1 exchanges" in done.err
-    assert done.out.count("\n") == 1

@@ -15,7 +15,7 @@ from tests.cli.conftest import ONE_THREAD, environment
 
 USER = {"role": "user", "content": "hello"}
 GROWS = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = "
-NESTED = "{% for a in r %}" * 8 + "x" + "{% endfor %}" * 8
+MUCH = "more than 64 MB|more than 1 GB"
 HOSTILE = {
     "calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "calls itself too often"),
     "two call each other": (
@@ -24,35 +24,28 @@ HOSTILE = {
     ),
     "a long range": ("{% for i in range(1000000000) %}{{ i }}{% endfor %}", "more than 64 MB"),
     "the longest range": ("{{ range(-9223372036854775807, 9223372036854775807) | length }}", "than 64 MB"),
-    "empty loops": ("{% set r = range(1000) %}" + NESTED.replace("x", ""), "does not end in 4 s"),
     "a text that doubles": (
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "more than 64 MB|more than 1 GB",
+        MUCH,
     ),
     "a list that doubles": (GROWS + "ns.x + ns.x %}{% endfor %}", "more than 64 MB"),
-    "a text many times": ("{{ 'a' * 1000000000000 }}", "more than 64 MB|more than 1 GB"),
-    "a long text many times": ("{{ ('a' * 1000000) * 1000000 }}", "more than 64 MB|more than 1 GB"),
-    "replaced": (
-        "{% set x = ('a' * 100000) | upper %}{{ x | replace('A', x) | replace('A', x) }}",
-        "more than 64 MB",
-    ),
+    "a text many times": ("{{ 'a' * 1000000000000 }}", MUCH),
+    "a long text many times": ("{{ ('a' * 1000000) * 1000000 }}", MUCH),
+    "replaced": ("{% set x = ('a' * 100000) | upper %}{{ x | replace('A', x) | replace('A', x) }}", MUCH),
     "replaced in place": ("{{ ('a' * 1000000) | replace('a', 'bb') }}", "apart for too long"),
     "split": ("{{ (('a,' * 500000) | string).split(',') | length }}", "more than 64 MB|apart for too long"),
     "indented": ("{{ 'a\nb' | indent(2000000000) }}", "more than 64 MB"),
     "indented by name": ("{{ 'a\nb' | indent(width=2000000000) }}", "more than 64 MB"),
     "JSON": ("{{ [[1]] | tojson(indent=1000000000) }}", "more than 64 MB"),
     "joined": ("{{ range(100000) | join('a' * 100000) }}", "more than 64 MB"),
-    "a value in itself": (
-        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns | tojson }}",
-        "puts a value into itself",
-    ),
-    "a list in itself": ("{% set x = [] %}{{ x.append([x]) }}{{ x | tojson }}", "puts a value into itself"),
+    "a value in itself": ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns | tojson }}", "into itself"),
+    "a list in itself": ("{% set x = [] %}{{ x.append([x]) }}{{ x | tojson }}", "into itself"),
     "values in values": (
         "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}",
         "does not end in 4 s",
     ),
     "too long": ("{# " + "x" * 200_000 + " #}{{ messages[0].content }}", "100000 are the most"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +63,19 @@ def test_it_is_refused_with_its_fault(target, name):
 
 
 EXPRESSIONS = {
-    "brackets": "(" * 45_000 + "1" + ")" * 45_000,
-    "lists": "[" * 45_000 + "]" * 45_000,
-    "signs": "not " * 24_000 + "1",
-    "a chain": "'a'" + "~'a'" * 10_000,
-    "choices": "1 if 0 else " * 8_000 + "1",
-    "filters": "'a'" + "|trim" * 19_000,
-}
+    "brackets": "(" * 45_000 + "1" + ")" * 45_000, "lists": "[" * 45_000 + "]" * 45_000,
+    "signs": "not " * 24_000 + "1", "a chain": "'a'" + "~'a'" * 5_000,
+    "choices": "1 if 0 else " * 8_000 + "1", "filters": "'a'" + "|trim" * 19_000,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("deep", EXPRESSIONS.values(), ids=EXPRESSIONS)
 def test_the_deepest_expressions_that_a_template_can_have(target, deep):
+    """The tree of a template is as deep as its text. A part of it that does not run is freed too."""
     with suppress(InputError):
         assert ChatFormat(target, "{{ messages[0].content }}{{ " + deep + " }}").prompt([USER]).text
+    source = "{{ messages[0].content }}{% if false %}{{ " + deep + " }}{% endif %}"
+    assert ChatFormat(target, source).prompt([USER]).text == "hello"
 
 
 def test_the_deepest_conditions_that_a_template_can_have(target):
@@ -90,15 +83,6 @@ def test_the_deepest_conditions_that_a_template_can_have(target):
         n = 95_000 // len(begin + end)
         with suppress(InputError):
             assert ChatFormat(target, begin * n + "{{ messages[0].content }}" + end * n).prompt([USER]).text
-
-
-def test_a_part_that_does_not_run_is_freed(target):
-    """The tree of a template is as deep as its text."""
-    for deep in EXPRESSIONS.values():
-        source = "{{ messages[0].content }}{% if false %}{{ " + deep + " }}{% endif %}"
-        chat = ChatFormat(target, source)
-        assert chat.prompt([USER]).text == "hello"
-        del chat
 
 
 def test_a_later_message_is_refused_too(target):

@@ -50,13 +50,15 @@ class Terminal:
         self.child.send(text + "\r")
         return self.ready()
 
+    def interrupt(self):
+        self.child.sendintr()
+        return self.ready()
+
     def messages(self):
         """Return the messages so far, which /save writes."""
-        shown = self.type("/save said.json")
-        assert "saved" in shown
-        return [
-            message["content"] for message in json.loads((self.folder / "said.json").read_text())["messages"]
-        ]
+        assert "saved" in self.type("/save said.json")
+        saved = json.loads((self.folder / "said.json").read_text())
+        return [message["content"] for message in saved["messages"]]
 
     def leave(self):
         self.child.sendeof()
@@ -97,37 +99,36 @@ def test_editing_and_history(terminal):
     assert again.messages()[0] in ('"""\nfive\n\nsix\n"""', "five\n\nsix", "seven\neight")
 
 
-@pytest.mark.parametrize("options", [(), ("--no-markdown",)])
-def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, tmp_path, options):
+@pytest.fixture
+def templated_options(tmp_path):
     (tmp_path / "template").write_text(TEMPLATE)
-    chat = terminal(
-        "-n", "1900", "--ignore-eos", "--no-history", "--chat-template-file", "template", *options
-    )
+    return ("--chat-template-file", "template")
+
+
+@pytest.mark.parametrize("options", [(), ("--no-markdown",)])
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, templated_options, options):
+    chat = terminal("-n", "1900", "--ignore-eos", "--no-history", *templated_options, *options)
     chat.child.send("import os\r")
     chat.child.expect("[.]")  # of the answer
     chat.child.send("typed")
-    chat.child.sendintr()
-    shown = chat.ready()
+    shown = chat.interrupt()
     assert "stopped" in shown
     assert "^C" not in shown
     assert "typed" not in shown.partition("stopped")[0]
-    chat.child.sendintr()  # what was typed stands behind the prompt
-    chat.ready()
+    chat.interrupt()  # what was typed stands behind the prompt
     question, answer = chat.messages()
     assert question == "import os"
     assert answer
     chat.child.send("half typed")
-    chat.child.sendintr()
-    chat.ready()
+    chat.interrupt()
     assert "draft length 0" in chat.type("/draft-length 0")
     assert len(chat.messages()) == 2
     assert chat.leave() == 0
     assert not chat.history.exists()
 
 
-def test_three_times_ctrl_c_loses_nothing(terminal, tmp_path):
-    (tmp_path / "template").write_text(TEMPLATE)
-    chat = terminal("-n", "1900", "--ignore-eos", "--chat-template-file", "template")
+def test_three_times_ctrl_c_loses_nothing(terminal, templated_options):
+    chat = terminal("-n", "1900", "--ignore-eos", *templated_options)
     chat.child.send("import os\r")
     chat.child.expect("tokens/s")  # the figures below the growing answer
     for _ in range(3):
@@ -156,27 +157,20 @@ def test_commands_and_completion(terminal):
     assert chat.child.exitstatus == 0
 
 
-def test_the_last_message_is_edited(terminal):
+def test_the_last_message_is_edited_and_the_last_answer_copied(terminal):
     chat = terminal("-n", "4")
     chat.type("//import o\\\rand")
     chat.type("/edit")
     chat.type(" more")
     assert chat.messages()[::2] == ["/import o\nand more"]
     chat.type("/edit")
-    chat.child.sendintr()
-    chat.ready()
+    chat.interrupt()
     chat.type("next")
-    assert chat.messages()[::2] == ["/import o\nand more", "next"]
-    assert chat.leave() == 0
-
-
-def test_the_last_answer_is_copied(terminal):
-    chat = terminal("-n", "4")
-    chat.type("import os")
-    answer = chat.messages()[1]
+    messages = chat.messages()
+    assert messages[::2] == ["/import o\nand more", "next"]
     chat.child.send("/copy\r")
     chat.child.expect(r"\x1b\]52;c;([\w+/=]*)\x07")
-    assert base64.b64decode(chat.child.match[1]).decode() == answer
+    assert base64.b64decode(chat.child.match[1]).decode() == messages[-1]
     assert "clipboard" in chat.ready()
     assert chat.leave() == 0
 
@@ -185,24 +179,13 @@ def test_the_last_answer_is_copied(terminal):
     ("options", "env", "is_drawn"),
     [((), {}, True), (("--no-markdown",), {}, False), ((), {"NO_COLOR": "1"}, False)],
 )
-def test_markdown_is_drawn_and_raw_on_request(terminal, tmp_path, options, env, is_drawn):
-    (tmp_path / "template").write_text(TEMPLATE)
-    chat = terminal("-n", "24", "--chat-template-file", "template", *options, **env)
+def test_markdown_is_drawn_and_raw_on_request(terminal, templated_options, options, env, is_drawn):
+    chat = terminal("-n", "24", *templated_options, *options, **env)
     shown = chat.type("x")
-    answer = chat.messages()[1]
-    code = re.search("`(\\w+)`", answer)
-    assert code
+    code = re.search("`(\\w+)`", chat.messages()[1])
     assert (code[0] in shown) != is_drawn
     assert code[1] in shown
     assert chat.leave() == 0
-
-
-def test_a_model_without_a_template_writes_no_markdown(terminal):
-    chat = terminal("-n", "60", "--ignore-eos")
-    shown = chat.type("class A:\\\r    def __init__(self):")
-    lines = [line for line in chat.messages()[1].splitlines() if len(line) < 90]
-    assert any(line.startswith("    ") for line in lines)
-    assert all(line in shown for line in lines)
 
 
 def test_reasoning_is_shown_above_the_answer(terminal, templated):
@@ -223,8 +206,7 @@ def test_ctrl_c_while_it_reasons(terminal, templated):
     chat = terminal("-m", str(templated(THINKING)), "--draft-length", "0", "-c", "4096", "--grammar", grammar)
     chat.child.send("x\r")
     chat.child.expect("reasoning · ")  # the figures below the reasoning
-    chat.child.sendintr()
-    assert "stopped while it reasoned: not kept" in chat.ready()
+    assert "stopped while it reasoned: not kept" in chat.interrupt()
     assert chat.messages() == []
     assert "reasoning off" in chat.type("/reasoning off")
     assert chat.leave() == 0

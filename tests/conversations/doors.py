@@ -255,13 +255,10 @@ class ServerDoor:
 
 
 DOORS = {
-    "engine": partial(EngineDoor, parallel=ONE),
-    "engine-4": partial(EngineDoor, parallel=SEVERAL),
-    "llama": partial(LlamaDoor, parallel=ONE),
-    "llama-4": partial(LlamaDoor, parallel=SEVERAL),
-    "serve": partial(ServerDoor, parallel=ONE),
-    "serve-4": partial(ServerDoor, parallel=SEVERAL),
-}
+    "engine": partial(EngineDoor, parallel=ONE), "engine-4": partial(EngineDoor, parallel=SEVERAL),
+    "llama": partial(LlamaDoor, parallel=ONE), "llama-4": partial(LlamaDoor, parallel=SEVERAL),
+    "serve": partial(ServerDoor, parallel=ONE), "serve-4": partial(ServerDoor, parallel=SEVERAL),
+}  # fmt: skip
 FRESH = DOORS | {
     "serve": partial(LlamaDoor, parallel=ONE, plain=True),
     "serve-4": partial(LlamaDoor, parallel=ONE, plain=True),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.fuzz.driver import Worker
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker():
     with Worker() as worker:
         yield worker

@@ -70,7 +70,6 @@ class Worker:
             self._stop()
         process = self._process or self._start()
         self.n_calls += 1
-        assert process.stdin is not None
         process.stdin.write(json.dumps(list(arguments)) + "\n")
         process.stdin.flush()
         reply = self._read(process)
@@ -98,7 +97,6 @@ class Worker:
         return self._process
 
     def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
         ready = select.select([process.stdout], [], [], TIMEOUT_S)[0]
         line = process.stdout.readline() if ready else ""
         if line:

@@ -54,12 +54,8 @@ def number(size: int) -> st.SearchStrategy[bytes]:
     """Draw the bytes of a wrong number: small, huge, negative, one bit off, or any."""
     small = st.integers(0, 70).map(lambda n: (n % 256**size).to_bytes(size, "little"))
     powers = st.integers(0, 8 * size - 1).map(lambda bit: (1 << bit).to_bytes(size, "little"))
-    return st.one_of(
-        small,
-        powers,
-        st.sampled_from([b"\xff" * size, b"\x7f" * size]),
-        st.binary(min_size=size, max_size=size),
-    )
+    ends = st.sampled_from([b"\xff" * size, b"\x7f" * size])
+    return st.one_of(small, powers, ends, st.binary(min_size=size, max_size=size))
 
 
 @st.composite

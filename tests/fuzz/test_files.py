@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import TinyModel
 from tests.fuzz.driver import NO_NUMBERS, Worker, budget, check
 from tests.fuzz.mutations import Seed, damaged, edits
 from tools.models import Shape
@@ -19,7 +18,7 @@ OPTIONS = ["--prompt", "def f(", "--max-tokens", "3", "--ctx", "64", "--threads"
 
 
 @pytest.fixture(scope="module")
-def seeds(tiny_model: TinyModel) -> list[Seed]:
+def seeds(tiny_model):
     return [Seed.read(tiny_model(family, SMALL)) for family in FAMILIES]
 
 
@@ -34,16 +33,13 @@ def run(worker: Worker, path: Path, role: str, target: Path) -> int:
     return answer.code
 
 
-@budget(700)
+@budget(300)
 @given(
     data=st.data(),
     which=st.integers(0, len(FAMILIES) - 1),
     role=st.sampled_from(["target", "target", "draft"]),
 )
-def test_damaged_files(
-    data: st.DataObject, which: int, role: str, worker: Worker, seeds: list[Seed], tmp_path: Path,
-    tiny_model: TinyModel,
-) -> None:  # fmt: skip
+def test_damaged_files(data, which, role, worker, seeds, tmp_path, tiny_model):
     seed = seeds[which]
     changes = data.draw(edits(seed))
     cut = data.draw(st.none() | st.integers(0, len(seed.content))) if not changes else None
@@ -52,11 +48,9 @@ def test_damaged_files(
     run(worker, path, role, tiny_model("qwen3moe", SMALL))
 
 
-@budget(100)
+@budget(60)
 @given(which=st.integers(0, len(FAMILIES) - 1), share=st.floats(0, 1))
-def test_files_that_end_too_early(
-    which: int, share: float, worker: Worker, seeds: list[Seed], tmp_path: Path, tiny_model: TinyModel
-) -> None:
+def test_files_that_end_too_early(which, share, worker, seeds, tmp_path, tiny_model):
     seed = seeds[which]
     cut = min(int(share * len(seed.content)), len(seed.content) - 1)
     path = tmp_path / "cut.gguf"
@@ -64,7 +58,7 @@ def test_files_that_end_too_early(
     assert run(worker, path, "target", path) == 2
 
 
-def test_a_draft_with_a_token_that_is_no_text(worker: Worker, tmp_path: Path, tiny_model: TinyModel) -> None:
+def test_a_draft_with_a_token_that_is_no_text(worker, tmp_path, tiny_model):
     """The fuzzer found this case. The message that quotes the token could not be made."""
     target = tiny_model("qwen3moe", SMALL)
     path = tmp_path / "draft.gguf"
@@ -74,13 +68,13 @@ def test_a_draft_with_a_token_that_is_no_text(worker: Worker, tmp_path: Path, ti
     assert run(worker, path, "draft", target) == 2
 
 
-def test_experts_in_the_last_layer_only(worker: Worker, tiny_model: TinyModel) -> None:
+def test_experts_in_the_last_layer_only(worker, tiny_model):
     """The fuzzer found this case. A prompt whose logits are not requested leaves that layer without a row."""
     path = tiny_model("deepseek2", SMALL)
     assert run(worker, path, "target", path) == 0
 
 
-def test_the_good_files_run(worker: Worker, tiny_model: TinyModel) -> None:
+def test_the_good_files_run(worker, tiny_model):
     """Otherwise the tests above would see only refusals."""
     for family in FAMILIES:
         assert run(worker, tiny_model(family, SMALL), "target", tiny_model(family, SMALL)) == 0

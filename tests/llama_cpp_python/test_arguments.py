@@ -43,19 +43,19 @@ def parts_of_all(arguments: Any, known: dict[str, Any] | None = None) -> dict[st
     return {name: parts(kind) for name, kind in get_type_hints(arguments, localns=known).items()}
 
 
-def test_llama_cpps_arguments() -> None:
+def test_llama_cpps_arguments():
     init = llama_cpp.Llama.__init__
     _, _, *names, _ = inspect.signature(init).parameters  # without self, model_path and kwargs
     hints, known = get_type_hints(init), {name: kind for each in MODULES for name, kind in vars(each).items()}
     assert parts_of_all(LlamaCppArguments, known) == {name: or_none(hints[name]) for name in names}
 
 
-def test_the_engines_arguments() -> None:
+def test_the_engines_arguments():
     hints = get_type_hints(EngineConfig, localns={"Scheduler": spac.scheduler.Scheduler})
     assert parts_of_all(EngineArguments) == {name: or_none(hints[name]) for name in OPTIONS}
 
 
-def test_the_signature_names_them_all() -> None:
+def test_the_signature_names_them_all():
     parameters = inspect.signature(spac.Llama).parameters
     assert list(parameters) == ["model_path", *LlamaCppArguments.__annotations__, *OPTIONS]
     assert parameters["n_batch"].default == 512
@@ -65,7 +65,7 @@ def test_the_signature_names_them_all() -> None:
         assert text in shown
 
 
-def test_a_slip_of_the_pen_has_one_line() -> None:
+def test_a_slip_of_the_pen_has_one_line():
     with pytest.raises(InputError) as raised:
         spac.Llama(str(TARGET), slot="25%")  # type: ignore[call-arg]
     assert str(raised.value) == "Llama() has no 'slot'; did you mean 'slots'?"

@@ -38,23 +38,12 @@ def same(part: Any) -> Any:
 
 
 @given(
-    tokens=st.lists(st.integers(0, 260), max_size=30),
-    words=st.lists(st.sampled_from(WORDS), max_size=12),
-    stop=st.lists(st.sampled_from(STOPS), max_size=3),
-    stream=st.booleans(),
-    prompt=st.sampled_from(["", "ab", [5, 6]]),
-    preserves=st.booleans(),
-)
-@settings(max_examples=300, deadline=None)
-def test_the_parts_are_llama_cpps(
-    split: Any,
-    tokens: list[int],
-    words: list[str],
-    stop: list[str],
-    stream: bool,
-    prompt: Any,
-    preserves: bool,
-) -> None:
+    tokens=st.lists(st.integers(0, 260), max_size=30), words=st.lists(st.sampled_from(WORDS), max_size=12),
+    stop=st.lists(st.sampled_from(STOPS), max_size=3), stream=st.booleans(),
+    prompt=st.sampled_from(["", "ab", [5, 6]]), preserves=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=150)
+def test_the_parts_are_llama_cpps(split, tokens, words, stop, stream, prompt, preserves):
     """Any tokens, also parts of characters, and words whose characters are split into bytes."""
     for word in words:
         tokens = [*tokens, *split.tokenize(word.encode(), add_bos=False)]
@@ -68,35 +57,34 @@ def test_the_parts_are_llama_cpps(
     finally:
         split.preserve_tokens([])
     if not stream:
-        expected[0]["usage"].pop("prompt_tokens"), expected[0]["usage"].pop("total_tokens")
-        made[0]["usage"].pop("prompt_tokens"), made[0]["usage"].pop("total_tokens")
+        for each in (expected[0]["usage"], made[0]["usage"]):
+            del each["prompt_tokens"], each["total_tokens"]
     assert list(map(same, made)) == list(map(same, expected))
     assert [list(part) for part in made] == [list(part) for part in expected], "the order of the fields"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_completion_uses_our_loop(split: Any, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_completion_uses_our_loop(split, stream, monkeypatch):
     made: list[Asked] = []
 
     def noted(llama: Any, tokens: Iterator[int], asked: Asked) -> Iterator[Any]:
         made.append(asked)
         yield from completion(llama, tokens, asked)
 
-    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0, "stream": stream}
-    verbose = {"prompt": "ab", **asked}
-    monkeypatch.setattr(split, "verbose", True)
+    def ask() -> list[Any]:
+        parts = split.create_completion("ab", max_tokens=12, temperature=0.0, stream=stream)
+        return list(map(same, parts if stream else [parts]))
+
     monkeypatch.setattr(split._ctx, "print_timings", lambda: None)
-    expected = split.create_completion(**verbose)
-    expected = list(expected) if stream else [expected]
-    monkeypatch.setattr(split, "verbose", False)
     monkeypatch.setattr("spac.llama_cpp_python.completion.completion", noted)
-    found = split.create_completion("ab", **asked)
-    found = list(found) if stream else [found]
-    assert list(map(same, found)) == list(map(same, expected))
+    monkeypatch.setattr(split, "verbose", True)
+    expected = ask()
+    monkeypatch.setattr(split, "verbose", False)
+    assert ask() == expected
     assert [(each.max_tokens, each.stream, each.model) for each in made] == [(12, stream, split.model_path)]
 
 
-def test_the_work_for_a_token_does_not_grow() -> None:
+def test_the_work_for_a_token_does_not_grow():
     """The detokenizer is asked for one token at a time."""
     asked: list[int] = []
     pieces = Detokenizer(lambda token, _special: b"%d " % token, -1)
@@ -111,7 +99,7 @@ def test_the_work_for_a_token_does_not_grow() -> None:
 
 
 @given(st.lists(st.integers(1, 4), max_size=8), st.integers(0, 2))
-def test_the_space_behind_a_beginning_token_is_no_text(tokens: list[int], n_begun: int) -> None:
+def test_the_space_behind_a_beginning_token_is_no_text(tokens, n_begun):
     pieces = {1: b"", 2: b" a", 3: b" ", 4: b"b"}
     detokenizer = Detokenizer(lambda token, _special: pieces[token], 1)
     answer = AnswerText(detokenizer, tokens[:n_begun], [])

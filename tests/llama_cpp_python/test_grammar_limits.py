@@ -39,7 +39,7 @@ print(json.dumps(results))
 """
 
 
-def test_grammars() -> None:
+def test_grammars():
     given = {
         "model": str(demo.TARGET),
         "grammars": {name: grammar for name, (grammar, _) in GRAMMARS.items()},

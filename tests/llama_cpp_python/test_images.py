@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
 from spac.config import SamplingConfig
 from spac.errors import InputError
 from spac.llama_cpp_python.llama import Llama
-from tests.conftest import TinyModel
 from tests.llama_cpp_python.conftest import SMALL
 from tools.models import write_projector
 from tools.models.projector import png
@@ -29,21 +27,22 @@ def message(image: bytes, text: str = "look") -> dict:
 
 
 @pytest.fixture(scope="module")
-def mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mmproj(tmp_path_factory):
     return write_projector(tmp_path_factory.mktemp("projector") / "mmproj.gguf", "qwen3vl", 64)
 
 
 @pytest.fixture(scope="module")
-def path(tiny_model: TinyModel) -> Path:
+def path(tiny_model):
     return tiny_model("qwen3vlmoe")
 
 
+OPTIONS = {**SMALL, "n_ctx": 512, "device": "simulated"}
+
+
 @pytest.fixture(scope="module")
-def llm(path: Path, mmproj: Path) -> Iterator[Llama]:
-    options = {**SMALL, "n_ctx": 512, "device": "simulated"}
-    llm = Llama(str(path), chat_format="common", mmproj=str(mmproj), **options)
-    yield llm
-    llm.close()
+def llm(path, mmproj):
+    with closing(Llama(str(path), chat_format="common", mmproj=str(mmproj), **OPTIONS)) as llm:
+        yield llm
 
 
 def said(llm: Llama, *messages: dict, **more: object) -> str:
@@ -51,7 +50,7 @@ def said(llm: Llama, *messages: dict, **more: object) -> str:
     return str(made["choices"][0]["message"]["content"])
 
 
-def test_a_chat_sees(llm: Llama) -> None:
+def test_a_chat_sees(llm):
     first, second = (said(llm, message(image)) for image in IMAGES)
     assert first != second
     assert said(llm, message(IMAGES[0])) == first
@@ -64,7 +63,7 @@ def test_a_chat_sees(llm: Llama) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_of_what_is_seen(llm: Llama, *, stream: bool) -> None:
+def test_log_probabilities_of_what_is_seen(llm, *, stream):
     expected = said(llm, message(IMAGES[0]))
     asked = {**GREEDY, "logprobs": True, "top_logprobs": 2, "stream": stream}
     made = llm.create_chat_completion([message(IMAGES[0])], **asked)
@@ -76,35 +75,27 @@ def test_log_probabilities_of_what_is_seen(llm: Llama, *, stream: bool) -> None:
     assert all(place["top_logprobs"][0]["logprob"] == place["logprob"] < 0 for place in places)
 
 
-def test_llama_cpps_chat_handlers(llm: Llama, path: Path, mmproj: Path) -> None:
+def test_llama_cpps_chat_handlers(llm, path, mmproj):
     from llama_cpp.llama_chat_format import Llava15ChatHandler
 
     handler = Llava15ChatHandler(str(mmproj), verbose=False)
     text = f"{handler.DEFAULT_SYSTEM_MESSAGE}USER: <__media__>lookASSISTANT: "
-    assert llm.engine is not None
     prompt = llm.engine.image_prompt(text, IMAGES[:1])
     expected = "".join(llm.engine.generate(prompt, 10, sampling=SamplingConfig(temp=0)))
-    with_handler = Llama(str(path), chat_handler=handler, **{**SMALL, "n_ctx": 512, "device": "simulated"})
-    try:
+    with closing(Llama(str(path), chat_handler=handler, **OPTIONS)) as with_handler:
         assert said(with_handler, message(IMAGES[0])) == expected.replace("\ufffd", "")
         assert said(with_handler, message(IMAGES[1])) != expected
-    finally:
-        with_handler.close()
 
 
-def test_what_is_refused(llm: Llama, path: Path) -> None:
-    def with_url(url: str) -> dict:
-        return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
-
+def test_what_is_refused(llm, path):
     for url, words in (
         ("http://localhost/a.png", "images are not fetched from http addresses here"),
         ("file:///etc/passwd", "cannot be read: send it as a data: address"),
-        ("data:image/png;base64,!", "not valid base64"),
-        ("data:,x", "needs base64"),
+        ("data:image/png;base64,!", "not valid base64"), ("data:,x", "needs base64"),
         ("data:image/png;base64,AAAA", "image cannot be decoded"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(InputError, match=words):
-            said(llm, with_url(url))
+            said(llm, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
     said(llm, message(IMAGES[0]))
     with pytest.raises(InputError, match="reset=False cannot continue"):
         next(llm.generate([65], reset=False))
@@ -112,9 +103,8 @@ def test_what_is_refused(llm: Llama, path: Path) -> None:
     assert llm.n_tokens == 1
     with pytest.raises(InputError, match="not with a logits_processor"):
         said(llm, message(IMAGES[0]), logits_processor=[lambda ids, scores: scores])
-    blind = Llama(str(path), chat_format="common", **{**SMALL, "device": "simulated"})
-    try:
-        with pytest.raises(InputError, match="sees no images: start with --mmproj"):
-            said(blind, message(IMAGES[0]))
-    finally:
-        blind.close()
+    with (
+        closing(Llama(str(path), chat_format="common", **{**SMALL, "device": "simulated"})) as blind,
+        pytest.raises(InputError, match="sees no images: start with --mmproj"),
+    ):
+        said(blind, message(IMAGES[0]))

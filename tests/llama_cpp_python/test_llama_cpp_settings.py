@@ -3,10 +3,8 @@ own names. The target computes what it computes in an engine (tests/model/test_l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from spac.errors import InputError
 from spac.llama_cpp_python.keywords import llama_keywords
 from spac.llama_cpp_python.llama import Llama
 from spac.model.gguf.check import check_model
-from tests.conftest import TinyModel
 from tests.llama_cpp_python.conftest import TARGET
 from tests.model.test_llama_cpp_settings import (
     PLAIN,
@@ -38,17 +35,17 @@ BASE: dict[str, Any] = {"device": "simulated", "threads": 1, "flash_attn": "off"
 
 
 @pytest.fixture(scope="module")
-def models(tiny_model: TinyModel) -> dict[str, Path]:
+def models(tiny_model):
     return {family: tiny_model(family) for family in ("qwen3moe", "gpt-oss")}
 
 
 @pytest.fixture(scope="module")
-def adapter(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter(models, tmp_path_factory):
     return write_adapter(tmp_path_factory.mktemp("lora") / "adapter.gguf", models["qwen3moe"])
 
 
 @pytest.fixture(scope="module")
-def expected(models: dict[str, Path], adapter: Path) -> Iterator[dict[str, dict[str, Logits]]]:
+def expected(models, adapter):
     found = {}
     for name, setting in SETTINGS.items():
         with opened(models[setting.family], **settings_of(setting.ours, adapter)) as pair:
@@ -57,35 +54,30 @@ def expected(models: dict[str, Path], adapter: Path) -> Iterator[dict[str, dict[
 
 
 def computed(llm: Llama) -> dict[str, Logits]:
-    assert llm.engine is not None
     return logits(llm.engine._pair)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_from_a_configuration(
-    name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
-) -> None:
-    setting = SETTINGS[name]
+def test_from_a_configuration(models, adapter, expected):
+    """Its options are those of the engine, and a note says that layers are left out."""
+    setting = SETTINGS["two layers"]
     config = EngineConfig(models[setting.family], **{**BASE, **settings_of(setting.ours, adapter)})
     with closing(Llama.from_config(config, verbose=False)) as llm:
-        assert first_difference(name, "Llama", computed(llm), expected[name]) is None
-        assert llm.engine is not None
-        notes = [note for note in llm.notes if "--gpu-layers" in note]
-        assert len(notes) == (name in ("two layers", "the output", "no layer"))
+        assert first_difference("two layers", "Llama", computed(llm), expected["two layers"]) is None
+        assert len([note for note in llm.notes if "--gpu-layers" in note]) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "no layer"])  # 0 means all of them
-def test_by_the_names_of_llama_cpp(
-    name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
-) -> None:
+def test_by_the_names_of_llama_cpp(name, models, adapter, expected):
     setting = SETTINGS[name]
     config = EngineConfig(models[setting.family], **{**BASE, **settings_of(setting.ours, adapter)})
     keywords = {**llama_keywords(config), "device": "simulated", "lora": config.lora, "verbose": False}
     with closing(Llama(str(config.target), **keywords)) as llm:
         assert first_difference(name, "Llama", computed(llm), expected[name]) is None
+        notes = [note for note in llm.notes if "--gpu-layers" in note]
+        assert len(notes) == (name in ("two layers", "the output"))
 
 
-def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
+def test_as_many_layers_as_fit(models):
     base = {"device": "simulated", "flash_attn": "off", **SIZES}
     with opened(models["qwen3moe"], gpu_layers=3) as pair:
         limit = bytes_of(pair) + 10_000  # 10,000 bytes are for a session
@@ -101,20 +93,23 @@ def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
     assert used_now() == 0
 
 
-def test_lora_path(models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]) -> None:
+def test_lora_path(models, adapter, expected):
+    """What llama_cpp leaves open is open for a draft."""
     config = EngineConfig(models["qwen3moe"], **BASE)
     keywords = {**llama_keywords(config), "device": "simulated", "verbose": False}
     with closing(Llama(str(config.target), lora_path=str(adapter), **keywords)) as llm:
         assert first_difference("lora_path", "Llama", computed(llm), expected["an adapter"]) is None
     with pytest.raises(InputError, match="lora and lora_path"):
         Llama(str(config.target), lora_path=str(adapter), lora=adapter, **keywords)
+    del keywords["flash_attn"]
+    with closing(Llama(str(config.target), **keywords)) as llm:
+        assert llm.engine.config.flash_attn == "auto"
+        assert llm.context_params.flash_attn_type == 0, "llama_cpp's own default"
 
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("family", ["qwen3moe", "qwen3"])
-def test_plain_llama_cpp_has_them_too(
-    tiny_model: TinyModel, tmp_path: Path, family: str, exact: bool
-) -> None:
+def test_plain_llama_cpp_has_them_too(tiny_model, tmp_path, family, exact):
     """Settings work where nothing is split: on the CPU, and in models without experts.
 
     `from_config` uses llama.cpp's loop there too, and the class itself uses llama_cpp's loop.
@@ -139,19 +134,14 @@ def test_plain_llama_cpp_has_them_too(
     assert text(cache_type_k="q4_0", cache_type_v="q4_0", flash_attn="auto") != plain
 
 
-def test_the_draft_is_in_accord(models: dict[str, Path], tiny_model: TinyModel) -> None:
+def test_the_draft_is_in_accord(models, tiny_model):
     options = {
         "flash_attn": True, "offload_kqv": False, "swa_full": True, "n_gpu_layers": 3, "use_mmap": False,
         "use_mlock": True, "rope_scaling_type": 2, "rope_freq_base": 500.0, "yarn_orig_ctx": 64,
         "kv_overrides": {"general.name": "x"}, "n_threads": 1, "n_threads_batch": 2, "type_k": 8,
+        "cache_type_k_draft": "q8_0", "n_ctx": 256, "device": "simulated", "verbose": False,
     }  # fmt: skip
-    with closing(
-        Llama(
-            str(models["qwen3moe"]), draft=tiny_model("qwen3"), device="simulated", verbose=False,
-            cache_type_k_draft="q8_0", n_ctx=256, **options,
-        )
-    ) as llm:  # fmt: skip
-        assert llm.engine is not None
+    with closing(Llama(str(models["qwen3moe"]), draft=tiny_model("qwen3"), **options)) as llm:
         config = llm.engine.config
         assert (config.flash_attn, config.kv_offload, config.gpu_layers.count) == ("on", False, 3)
         assert (config.load_mode, config.rope_scaling, config.rope_freq_base) == ("mlock", "yarn", 500.0)
@@ -162,32 +152,22 @@ def test_the_draft_is_in_accord(models: dict[str, Path], tiny_model: TinyModel) 
         assert next(iter(llm.generate([5, 6, 7], temp=0.0))) >= 0
 
 
-def test_what_llama_cpp_leaves_open_is_open_for_the_draft(models: dict[str, Path]) -> None:
-    with closing(
-        Llama(str(models["qwen3moe"]), device="simulated", verbose=False, n_ctx=256, n_threads=1)
-    ) as llm:
-        assert llm.engine is not None
-        assert llm.engine.config.flash_attn == "auto"
-        assert llm.context_params.flash_attn_type == 0, "llama_cpp's own default"
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cache_type_k": "q8_0"}, "llama_cpp calls it type_k"),
+        ({"cache_type_k": "q8_0"}, "llama_cpp calls it type_k"), ({"type_v": 8}, "quantized V cache"),
         ({"gpu_layers": 3}, "llama_cpp calls it n_gpu_layers"),
         ({"override_kv": {}}, "llama_cpp calls it kv_overrides"),
         ({"kv_overrides": {"qwen3moe.expert_used_count": 77}}, "expert_used_count is 77"),
         ({"lora": "nowhere.gguf"}, "nowhere.gguf: the LoRA adapter cannot be read"),
-        ({"type_v": 8}, "quantized V cache"),
     ],
-)
-def test_what_cannot_be_is_refused(models: dict[str, Path], options: dict[str, Any], said: str) -> None:
+)  # fmt: skip
+def test_what_cannot_be_is_refused(models, options, said):
     with pytest.raises(InputError, match=said):
         Llama(str(models["qwen3moe"]), device="simulated", verbose=False, n_ctx=256, **options)
 
 
-def test_serve_loads_what_its_options_say(models: dict[str, Path], adapter: Path) -> None:
+def test_serve_loads_what_its_options_say(models, adapter):
     from spac.cli.options import read_config
     from spac.serve.app import make_parser
 
@@ -208,14 +188,11 @@ def test_serve_loads_what_its_options_say(models: dict[str, Path], adapter: Path
             assert first_difference("serve", "Llama", computed(llm), logits(pair)) is None
 
 
-def test_the_default_context_is_not_longer_than_what_was_trained() -> None:
-    with closing(Llama.from_config(EngineConfig(target=TARGET, threads=1), verbose=False)) as llm:
-        assert check_model(TARGET).n_ctx_train == llm.n_ctx() == 2048
-
-
-@pytest.mark.parametrize(("ctx", "noted"), [(100, True), (256, False), (0, False)])
-def test_a_context_that_is_rounded_up_is_noted(ctx: int, noted: bool) -> None:
+@pytest.mark.parametrize(("ctx", "n"), [(100, 256), (256, 256), (0, 2048)])
+def test_a_context_that_is_rounded_up_is_noted(ctx, n):
+    """By default, it is not longer than what the model was trained with."""
     note = "--ctx 100: the context holds 256 tokens, a multiple of 256"
     config = EngineConfig(target=TARGET, ctx=ctx, threads=1, device="simulated")
     with Engine(config) as engine, closing(Llama.from_config(config, verbose=False)) as llm:
-        assert (note in engine.notes) == (note in llm.notes) == noted
+        assert (note in engine.notes) == (note in llm.notes) == (ctx == 100)
+        assert llm.n_ctx() == n <= check_model(TARGET).n_ctx_train

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import llama_cpp
@@ -14,7 +14,7 @@ import pytest
 
 from spac.errors import InputError
 from spac.llama_cpp_python.llama import Llama
-from tests.llama_cpp_python.conftest import DRAFT, SMALL, TARGET, Open
+from tests.llama_cpp_python.conftest import DRAFT, SMALL, TARGET
 
 PROMPT = "def add(a, b):\n"
 ASKED: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "logprobs": 3}
@@ -28,34 +28,35 @@ def demo(**options: Any) -> Llama:
 
 
 @pytest.fixture(scope="module")
-def drafting() -> Iterator[Llama]:
+def drafting():
     """Yield a model with experts on the simulated device and the CPU. It drafts four tokens at a time."""
     with closing(demo(draft=str(DRAFT), draft_length=4, slots="25%", device="simulated")) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[Llama]:
+def reference():
     """Yield a model on llama_cpp's own loop, which evaluates every token by itself and keeps all logits."""
     with closing(demo(device="cpu", logits_all=True)) as llm:
         yield llm
 
 
-@pytest.fixture(params=["drafting", "plain", "draft-length-0", "own-loop"])
-def llm(request: pytest.FixtureRequest, drafting: Llama) -> Iterator[Llama]:
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"device": "cpu"},
+    "draft-length-0": {"draft": str(DRAFT), "draft_length": 0, "slots": "25%", "device": "simulated"},
+    "own-loop": {"slots": "25%", "device": "simulated"},
+}
+
+
+@pytest.fixture(params=["drafting", *OPTIONS])
+def llm(request, drafting):
     if request.param == "drafting":
         yield drafting
         return
-    options: dict[str, Any] = {
-        "plain": {"device": "cpu"},
-        "draft-length-0": {"draft": str(DRAFT), "draft_length": 0, "slots": "25%", "device": "simulated"},
-        "own-loop": {"slots": "25%", "device": "simulated"},
-    }[request.param]
-    with closing(demo(**options)) as llm:
+    with closing(demo(**OPTIONS[request.param])) as llm:
         if request.param == "own-loop":  # the session cannot use a logits processor
             same = llama_cpp.LogitsProcessorList([lambda _ids, scores: scores])
-            complete = llm.create_completion
-            llm.create_completion = lambda *a, **k: complete(*a, logits_processor=same, **k)  # type: ignore[method-assign]
+            llm.create_completion = partial(llm.create_completion, logits_processor=same)
         yield llm
 
 
@@ -67,14 +68,12 @@ def streamed(llm: Llama, prompt: str = PROMPT, **asked: Any) -> tuple[str, dict[
     """Return the joined text and log probabilities of a stream."""
     chunks = llm.create_completion(prompt, stream=True, **{**ASKED, **asked})
     choices = [chunk["choices"][0] for chunk in chunks]
-    joined = {
-        field: [each for choice in choices if choice["logprobs"] for each in choice["logprobs"][field]]
-        for field in FIELDS
-    }
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    joined = {field: [each for one in told for each in one[field]] for field in FIELDS}
     return "".join(choice["text"] for choice in choices), joined
 
 
-def test_they_are_those_of_all_logits(llm: Llama, reference: Llama) -> None:
+def test_they_are_those_of_all_logits(llm, reference):
     got, right = choice_of(llm)["logprobs"], choice_of(reference)["logprobs"]
     assert got["tokens"] == right["tokens"]
     assert len(got["tokens"]) == 16
@@ -86,23 +85,15 @@ def test_they_are_those_of_all_logits(llm: Llama, reference: Llama) -> None:
     json.dumps(got)
 
 
-def test_drafts_were_accepted_and_refused(drafting: Llama) -> None:
-    choice_of(drafting)
-    stats = drafting.stats
-    assert stats is not None
-    assert stats.drafted_tokens > stats.accepted_tokens > 0
-
-
-def test_a_token_that_is_none_of_the_most_probable_is_reported_too(drafting: Llama) -> None:
+def test_a_token_that_is_none_of_the_most_probable_is_reported_too(drafting):
     found = choice_of(drafting, temperature=1.5, seed=1, logprobs=1, max_tokens=40)["logprobs"]
-    sizes = {len(each) for each in found["top_logprobs"]}
-    assert sizes == {1, 2}
-    rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
-    for token, value, top in rows:
+    assert drafting.stats.drafted_tokens > drafting.stats.accepted_tokens > 0
+    assert {len(each) for each in found["top_logprobs"]} == {1, 2}
+    for token, value, top in zip(*(found[each] for each in FIELDS if each != "text_offset"), strict=True):
         assert top[token] == value <= max(top.values())
 
 
-def test_without_alternatives(drafting: Llama) -> None:
+def test_without_alternatives(drafting):
     found = choice_of(drafting, logprobs=0)["logprobs"]
     assert [list(top) for top in found["top_logprobs"]] == [[token] for token in found["tokens"]]
     assert choice_of(drafting, logprobs=None)["logprobs"] is None
@@ -111,7 +102,7 @@ def test_without_alternatives(drafting: Llama) -> None:
 
 @pytest.mark.parametrize("stop", [None, "list", ["nowhere", " a list"], ["urn a"]])
 @pytest.mark.parametrize("prompt", [PROMPT, ""])
-def test_a_stream_tells_the_same(llm: Llama, stop: Any, prompt: str) -> None:
+def test_a_stream_tells_the_same(llm, stop, prompt):
     whole = choice_of(llm, prompt, stop=stop, seed=5, temperature=0.2)
     text, joined = streamed(llm, prompt, stop=stop, seed=5, temperature=0.2)
     assert text == whole["text"]
@@ -120,7 +111,7 @@ def test_a_stream_tells_the_same(llm: Llama, stop: Any, prompt: str) -> None:
     assert joined["text_offset"][0] == len(prompt)
 
 
-def test_tokens_of_a_stop_text_are_left_out(drafting: Llama) -> None:
+def test_tokens_of_a_stop_text_are_left_out(drafting):
     """Tokens that begin before the stop text stay, with all of their text."""
     whole = choice_of(drafting)
     at = whole["logprobs"]["tokens"].index(" list")
@@ -131,7 +122,7 @@ def test_tokens_of_a_stop_text_are_left_out(drafting: Llama) -> None:
     assert inside["logprobs"]["tokens"] == whole["logprobs"]["tokens"][: at + 1]
 
 
-def test_a_part_of_a_character(drafting: Llama) -> None:
+def test_a_part_of_a_character(drafting):
     """The bytes of a part are written as escapes. The bytes of all tokens together are the text."""
     text = "é→😀ü"
     grammar = llama_cpp.LlamaGrammar.from_string(f'root ::= "{text}"', verbose=False)
@@ -146,7 +137,7 @@ def test_a_part_of_a_character(drafting: Llama) -> None:
     assert made["choices"][0]["message"]["content"] == text
 
 
-def test_another_call_within_a_stream(drafting: Llama) -> None:
+def test_another_call_within_a_stream(drafting):
     """Accepted drafted tokens that were not handed out yet are dropped. Every token is still the most
     probable one of its own place."""
     stream = drafting.create_completion(PROMPT, stream=True, **ASKED)
@@ -161,7 +152,7 @@ def test_another_call_within_a_stream(drafting: Llama) -> None:
     assert sum(len(each["tokens"]) for each in found) == 16
 
 
-def test_biases_do_not_count(llm: Llama) -> None:
+def test_biases_do_not_count(llm):
     first = choice_of(llm)["logprobs"]["tokens"][0]
     [token] = llm.tokenize(first.encode(), add_bos=False)[-1:]
     found = choice_of(llm, logit_bias={token: -100.0})["logprobs"]
@@ -169,26 +160,16 @@ def test_biases_do_not_count(llm: Llama) -> None:
     assert found["top_logprobs"][0][first] > found["token_logprobs"][0]
 
 
-def test_control_tokens_have_a_name(drafting: Llama) -> None:
+def test_control_tokens_have_a_name(drafting):
     [every] = choice_of(drafting, max_tokens=1, logprobs=10**6)["logprobs"]["top_logprobs"]
     assert "" not in every
     assert np.exp(list(every.values())).sum() == pytest.approx(1, abs=1e-3)
 
 
-def test_an_answer_that_ends_by_itself(drafting: Llama) -> None:
-    grammar = llama_cpp.LlamaGrammar.from_string('root ::= "pass"', verbose=False)
-    done = choice_of(drafting, grammar=grammar)
-    assert (done["text"], done["finish_reason"]) == ("pass", "stop")
-    assert "".join(done["logprobs"]["tokens"]) == "pass"
-
-
-@pytest.mark.parametrize("logprobs", [-1, -20])
-def test_numbers_that_cannot_be(llm: Llama, logprobs: int) -> None:
-    with pytest.raises(InputError, match="0 or more"):
-        llm.create_completion(PROMPT, logprobs=logprobs)
-
-
-def test_of_a_prompt_they_need_all_logits(llm: Llama, reference: Llama) -> None:
+def test_what_cannot_be(llm, reference):
+    for logprobs in (-1, -20):
+        with pytest.raises(InputError, match="0 or more"):
+            llm.create_completion(PROMPT, logprobs=logprobs)
     with pytest.raises(InputError, match="logits_all=True"):
         llm.create_completion(PROMPT, logprobs=1, echo=True)
     assert choice_of(reference, echo=True)["logprobs"]["token_logprobs"][0] is None
@@ -198,7 +179,7 @@ def test_of_a_prompt_they_need_all_logits(llm: Llama, reference: Llama) -> None:
 
 
 @pytest.mark.parametrize("chat_format", ["chatml", "common"])
-def test_a_chat(opened: Open, chat_format: str) -> None:
+def test_a_chat(opened, chat_format):
     llm = opened(draft=str(DRAFT), draft_length=4, slots="25%", device="simulated", chat_format=chat_format)
     asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 12, "temperature": 0}
     choice = llm.create_chat_completion(USER, **asked)["choices"][0]
@@ -218,7 +199,7 @@ def test_a_chat(opened: Open, chat_format: str) -> None:
     assert llm.create_chat_completion(USER, max_tokens=2)["choices"][0]["logprobs"] is None
 
 
-def test_a_chat_with_all_logits(opened: Open) -> None:
+def test_a_chat_with_all_logits(opened):
     llm = opened(device="cpu", logits_all=True, chat_format="common")
     made = llm.create_chat_completion(USER, logprobs=True, top_logprobs=2, max_tokens=3, temperature=0)
     assert len(made["choices"][0]["logprobs"]["content"]) == 3

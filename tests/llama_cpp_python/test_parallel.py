@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +26,7 @@ class Near(float):
 
 
 @pytest.fixture(scope="module")
-def llama() -> Iterator[Llama]:
+def llama():
     """Return a model of three generations at once. Its cache rounds nothing, so texts stay as if alone."""
     made = Llama(
         str(demo.TARGET), parallel=3, device="simulated", slots=0, state="off", n_ctx=512,
@@ -69,13 +68,13 @@ def stopped(llama: Llama, text: str) -> Any:
 
 
 @pytest.mark.parametrize("ask", [plain, seeded, streamed, probable, stopped])
-def test_threads_get_what_each_gets_alone(llama: Llama, ask: Callable[[Llama, str], Any]) -> None:
+def test_threads_get_what_each_gets_alone(llama, ask):
     alone = [ask(llama, text) for text in TEXTS]
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         assert list(pool.map(lambda text: ask(llama, text), TEXTS)) == alone
 
 
-def test_what_llama_cpp_does_on_the_context_is_refused(llama: Llama) -> None:
+def test_what_llama_cpp_does_on_the_context_is_refused(llama):
     with pytest.raises(InputError, match="eval: not with several generations at once"):
         llama.eval([1, 2])
     with pytest.raises(InputError, match="save_state: not with"):

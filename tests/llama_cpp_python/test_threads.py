@@ -14,7 +14,7 @@ from spac.errors import InputError
 from spac.llama_cpp_python import call_lock
 from spac.llama_cpp_python.call_lock import CallLock, Stream
 from spac.llama_cpp_python.llama import Llama
-from tests.llama_cpp_python.conftest import DRAFT, Open
+from tests.llama_cpp_python.conftest import DRAFT
 
 PROMPTS = ["def fibonacci(n):", "The sea is", "import os\n", "class Tree:\n    def"]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -30,7 +30,7 @@ def text_of(llm: Llama, prompt: str, *, stream: bool = False, n: int = 24) -> st
     [{"device": "cpu"}, {"device": "simulated", "draft": DRAFT, "draft_length": 3}],
     ids=["plain llama.cpp", "split with a draft"],
 )
-def test_answers_are_as_if_alone(opened: Open, options: dict[str, Any]) -> None:
+def test_answers_are_as_if_alone(opened, options):
     llm = opened(**options)
     alone = {prompt: text_of(llm, prompt) for prompt in PROMPTS}
     assert len(set(alone.values())) == len(PROMPTS)
@@ -40,29 +40,28 @@ def test_answers_are_as_if_alone(opened: Open, options: dict[str, Any]) -> None:
     assert got == [alone[prompt] for prompt, _ in asked]
 
 
-def test_chats_and_low_level_calls_wait_too(opened: Open) -> None:
+def test_chats_and_low_level_calls_wait_too(opened):
     llm = opened(device="simulated", chat_format="common")
-    messages = [{"role": "user", "content": "hello"}]
 
-    def chat(stream: bool) -> str:
-        made: Any = llm.create_chat_completion(messages, max_tokens=12, stream=stream, **GREEDY)
-        if not stream:
+    def chat(at: int) -> str:
+        made = llm.create_chat_completion(
+            [{"role": "user", "content": "hello"}], max_tokens=12, stream=at % 4 == 0, **GREEDY
+        )
+        if at % 4:
             return made["choices"][0]["message"]["content"]
         return "".join(each["choices"][0]["delta"].get("content") or "" for each in made)
 
-    def low_level(_stream: bool) -> str:
+    def low_level(_at: int) -> str:
         llm.reset()
         llm.eval(llm.tokenize(b"import os"))
         return "evaluated"
 
-    alone = chat(False)
-    jobs = [chat, low_level] * 8
     with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(lambda job: job[1](job[0] % 4 == 0), enumerate(jobs)))
-    assert got == [alone, "evaluated"] * 8
+        got = list(pool.map(lambda at: (chat, low_level)[at % 2](at), range(16)))
+    assert got == [chat(1), "evaluated"] * 8
 
 
-def test_a_call_waits_for_another_threads_stream(opened: Open) -> None:
+def test_a_call_waits_for_another_threads_stream(opened):
     llm = opened(device="simulated")
     alone = text_of(llm, PROMPTS[1])
     whole = text_of(llm, PROMPTS[0])
@@ -78,7 +77,7 @@ def test_a_call_waits_for_another_threads_stream(opened: Open) -> None:
     assert got == [alone]
 
 
-def test_a_stream_may_be_read_by_several_threads(opened: Open) -> None:
+def test_a_stream_may_be_read_by_several_threads(opened):
     """Servers read each item of a stream on whichever thread is free."""
     llm = opened(device="simulated")
     whole = text_of(llm, PROMPTS[0])
@@ -93,7 +92,7 @@ def test_a_stream_may_be_read_by_several_threads(opened: Open) -> None:
     assert "".join(parts) == whole
 
 
-def test_a_dropped_stream_lets_others_go_on(opened: Open) -> None:
+def test_a_dropped_stream_lets_others_go_on(opened):
     llm = opened(device="simulated")
     alone = text_of(llm, PROMPTS[1])
     stream = llm(PROMPTS[0], max_tokens=24, stream=True, **GREEDY)
@@ -105,7 +104,7 @@ def test_a_dropped_stream_lets_others_go_on(opened: Open) -> None:
         assert waiting.result(60) == alone
 
 
-def test_a_stream_that_nobody_reads_ends_for_others(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_nobody_reads_ends_for_others(opened, monkeypatch):
     monkeypatch.setattr(call_lock, "IDLE_S", 0.0)
     llm = opened(device="simulated")
     alone = text_of(llm, PROMPTS[1])
@@ -119,7 +118,7 @@ def test_a_stream_that_nobody_reads_ends_for_others(opened: Open, monkeypatch: p
     assert text_of(llm, PROMPTS[1]) == alone
 
 
-def test_streams_of_one_thread_take_turns() -> None:
+def test_streams_of_one_thread_take_turns():
     lock = CallLock()
     first, second = (Stream(lock, iter(range(3))) for _ in range(2))
     assert list(zip(first, second, strict=True)) == [(0, 0), (1, 1), (2, 2)]
@@ -127,7 +126,7 @@ def test_streams_of_one_thread_take_turns() -> None:
         assert list(Stream(lock, iter("ab"))) == ["a", "b"]
 
 
-def test_a_stream_passes_on_what_a_generator_does() -> None:
+def test_a_stream_passes_on_what_a_generator_does():
     seen: list[Any] = []
 
     def made() -> Any:

@@ -28,22 +28,22 @@ runpy.run_path({str(APP)!r}, run_name="__main__")
 Answers = dict[str, Any]
 
 
-def run(*command: str, **environment: str) -> Answers:
+def python(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    return subprocess.run(
+        [sys.executable, *command], env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+
+
+def run(*command: str, **environment: str) -> Answers:
+    done = python(*command, **environment)
     assert done.returncode == 0, done.stderr
-    answers: Answers = json.loads(done.stdout)
-    return answers
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def stock(reference_lib: Path) -> Answers:
+def stock(reference_lib):
     """Return the app's answers on the unpatched library, from a process that does not import spac."""
     answers = run(str(APP), str(TARGET), LLAMA_CPP_LIB_PATH=str(reference_lib))
     assert answers["kind"] == "llama_cpp.llama"
@@ -63,13 +63,13 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_same_answers_as_stock(stock: Answers, options: str) -> None:
+def test_same_answers_as_stock(stock, options):
     answers = enabled(options)
     assert answers["kind"] == "spac.llama_cpp_python.llama"
     assert answers | {"kind": stock["kind"]} == stock
 
 
-def test_the_answers_are_not_empty(stock: Answers) -> None:
+def test_the_answers_are_not_empty(stock):
     assert len(stock["completion"][0]["text"]) > 50
     assert stock["completion"][0]["text"] != stock["stopped"][0]["text"]
     assert json.loads(stock["json"][0]["message"]["content"]).keys() == {"team", "open"}
@@ -78,30 +78,23 @@ def test_the_answers_are_not_empty(stock: Answers) -> None:
     assert len(stock["logprobs"][0]["logprobs"]["tokens"]) > 6
 
 
-def test_the_app_had_the_class_already() -> None:
+def test_the_app_had_the_class_already():
     """The app may execute `from llama_cpp import Llama` before `enable()`, on spac's library."""
     options = OPTIONS["no speculation"]
     answers = enabled(options, first="import spac; from llama_cpp import Llama")
     assert answers == enabled(options)
 
 
-def test_llama_cpp_on_another_library(reference_lib: Path) -> None:
+def test_llama_cpp_on_another_library(reference_lib):
     code = "import llama_cpp, spac; spac.enable()"
-    path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path, "LLAMA_CPP_LIB_PATH": str(reference_lib)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-c", code, LLAMA_CPP_LIB_PATH=str(reference_lib))
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "ImportError: llama_cpp is already loaded on" in last
     assert "import spac before llama_cpp" in last
 
 
-def test_importing_spac_loads_nothing() -> None:
+def test_importing_spac_loads_nothing():
     code = "import json, sys, spac; print(json.dumps({name: name in sys.modules for name in sys.argv[1:]}))"
     names = ["llama_cpp", "numpy", "spac._core"]
     assert run("-c", code, *names) == dict.fromkeys(names, False)

@@ -6,11 +6,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess, SubprocessError
+from subprocess import SubprocessError
 
 import pytest
 
-from tests.conftest import TinyModel
 from tests.llama_cpp_python import upstream
 from tests.llama_cpp_python.conftest import TARGET
 from tests.session.recurrent import write_mamba
@@ -23,7 +22,7 @@ MODES = "plain", "enable"
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama_cpp_python")
     try:
         upstream.unpack_tests(folder)
@@ -42,7 +41,7 @@ def write_embedding_model(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> str:
+def models(tmp_path_factory, tiny_model):
     """Return JSON that maps each file that the tests would download to one of our files of the same kind."""
     folder = tmp_path_factory.mktemp("models")
     ours = {
@@ -56,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> s
 
 
 @pytest.fixture(scope="module")
-def runs(sources: Path, models: str) -> dict[str, CompletedProcess[str]]:
+def runs(sources, models):
     """Return the outcome of the tests in each mode. The modes run at the same time, with one thread each."""
     with ThreadPoolExecutor() as pool:
         running = {
@@ -66,7 +65,7 @@ def runs(sources: Path, models: str) -> dict[str, CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_own_tests(runs: dict[str, CompletedProcess[str]], mode: str) -> None:
+def test_own_tests(runs, mode):
     done = runs[mode]
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{N_TESTS} passed, {len(NEED_THE_DOWNLOAD)} deselected" in done.stdout

@@ -67,7 +67,6 @@ def unpack_tests(folder: Path) -> None:
             path = member.name.partition("/")[2]
             if member.isfile() and (path in wanted or path.startswith("tests/")):
                 content = archive.extractfile(member)
-                assert content is not None
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content.read())
     for name, text in STUBS.items():

@@ -52,7 +52,7 @@ def compile_kernels(folder: Path, texts: dict[str, str], *options: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def kernels(tmp_path_factory):
     if source.sdist() is None:
         pytest.skip("llama.cpp's sdist is not in the cache: no build has fetched it here")
     if shutil.which("g++") is None:
@@ -139,7 +139,7 @@ def check_sorted(shape: Shape, ids: Ids, n_rows: int, inverse: bool, found: Sort
 
 # The helper has separate kernels for 2, 4, 6, 8, 10, 16 and 32 experts per token. 3 and 40 use a general one.
 @pytest.mark.parametrize("n_used", [2, 3, 4, 6, 8, 10, 16, 32, 40])
-def test_rows_sorted_by_expert(kernels: dict[str, Any], n_used: int) -> None:
+def test_rows_sorted_by_expert(kernels, n_used):
     for n_tokens in (1, 9, 64):
         shape = Shape("f32", n_tokens, n_used=n_used, n_expert=max(8, n_used + 5))
         for mask in MASKS:
@@ -163,18 +163,13 @@ def test_rows_sorted_by_expert(kernels: dict[str, Any], n_used: int) -> None:
                     assert (by_id.src1 == found.src1).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
-    n_used=st.sampled_from([1, 2, 3, 6, 8, 10, 40]),
-    n_tokens=st.integers(1, 40),
-    n_expert=st.integers(40, 6144),
-    share=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
-    n_near=st.integers(40, 6144),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_places_by_id(
-    kernels: dict[str, Any], n_used: int, n_tokens: int, n_expert: int, share: float, n_near: int, seed: int
-) -> None:
+    n_used=st.sampled_from([1, 2, 3, 6, 8, 10, 40]), n_tokens=st.integers(1, 40),
+    n_expert=st.integers(40, 6144), share=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
+    n_near=st.integers(40, 6144), seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_places_by_id(kernels, n_used, n_tokens, n_expert, share, n_near, seed):
     """A pool has many experts, and ids name some of them. `share` of the ids are masked, and the others name
     experts among the last `n_near`.
 
@@ -191,7 +186,7 @@ def test_places_by_id(
         assert len(found.bounds) == 2 * ids.size + 1
 
 
-def test_bounds_of_an_expert_that_a_token_names_twice(kernels: dict[str, Any]) -> None:
+def test_bounds_of_an_expert_that_a_token_names_twice(kernels):
     """The published helper leaves such rows out too. Bounds stay valid."""
     shape = Shape("f32", 9, n_expert=300)
     ids = shape.ids()
@@ -204,7 +199,7 @@ def test_bounds_of_an_expert_that_a_token_names_twice(kernels: dict[str, Any]) -
     np.testing.assert_array_equal(end, before.bounds[experts + 1])
 
 
-def test_the_published_helper_leaves_holes(kernels: dict[str, Any]) -> None:
+def test_the_published_helper_leaves_holes(kernels):
     """The published helper puts masked rows first and leaves their places in src1 unwritten, unlike ours."""
     shape = Shape("f32", 9)
     found = sort_rows(kernels["published"], shape, masked(shape, "half"), shape.n_used, False)
@@ -213,27 +208,20 @@ def test_the_published_helper_leaves_holes(kernels: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 9, 64])
-def test_add_id_and_zeroed_rows(kernels: dict[str, Any], n_tokens: int) -> None:
+def test_add_id_and_zeroed_rows(kernels, n_tokens):
     shape = Shape("f32", n_tokens, n_out=200)
     rng = shape.rng
     rows = rng.standard_normal((n_tokens, shape.n_used, shape.n_out), np.float32)
     bias = rng.standard_normal((shape.n_expert, shape.n_out), np.float32)
+    sizes = shape.n_out, shape.n_used, n_tokens
     for mask in MASKS:
         ids = masked(shape, mask)
-        wide = table(shape, ids)
-        out = np.full_like(rows, np.nan)
+        wide, out, zeroed = table(shape, ids), np.full_like(rows, np.nan), rows.copy()
+        where = pointer(wide, "int32_t")
         kernels["patched"].add_id(
-            pointer(rows, "float"), pointer(bias, "float"), pointer(wide, "int32_t"), pointer(out, "float"),
-            shape.n_out, shape.n_used, n_tokens, shape.n_expert, wide.shape[1],
+            pointer(rows, "float"), pointer(bias, "float"), where, pointer(out, "float"), *sizes,
+            shape.n_expert, wide.shape[1],
         )  # fmt: skip
         np.testing.assert_array_equal(out, np.where(ids[..., None] < 0, 0, rows + bias[np.maximum(ids, 0)]))
-        zeroed = rows.copy()
-        kernels["patched"].zero_masked_rows_of(
-            pointer(wide, "int32_t"),
-            pointer(zeroed, "float"),
-            shape.n_out,
-            shape.n_used,
-            n_tokens,
-            wide.shape[1],
-        )
+        kernels["patched"].zero_masked_rows_of(where, pointer(zeroed, "float"), *sizes, wide.shape[1])
         np.testing.assert_array_equal(zeroed, np.where(ids[..., None] < 0, 0, rows))

@@ -20,8 +20,6 @@ from spac import _library
 from tools.patches.operators import BY_EXPERT, MASKS, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-# Kernels change with the number of rows: at 4, 8 and 16, and at multiples of these.
-N_TOKENS = (*range(1, 21), *range(23, 26), *range(31, 34), *range(47, 50), 63, 64)
 # All types that llama.cpp can hold weights in.
 KINDS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
@@ -46,37 +44,39 @@ def layouts(kind: str, n_tokens: Iterable[int]) -> list[Shape]:
     return shapes
 
 
+N_TOKENS = (*range(1, 21), *range(23, 26), *range(31, 34), *range(47, 50), 63, 64)
+"""Kernels change with the number of rows: at 4, 8 and 16, and at multiples of these."""
+
+
+def python(*arguments: object, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory, reference_lib: Path):
-    def run(
-        shapes: list[Shape],
-        n_threads: int = 1,
-        extra: bool = False,
-        environment: dict[str, str] | None = None,
-    ) -> Counts:
+def run(tmp_path_factory, reference_lib):
+    def run(shapes: list[Shape], n_threads: int = 1, extra: bool = False, **environment: str) -> Counts:
         """Return counts of the patched library against the unpatched one, by buffer type, shape and mask."""
         folder = tmp_path_factory.mktemp("patches")
         job, results, counts = folder / "job.json", folder / "results.npz", folder / "counts.json"
-        job.write_text(
-            json.dumps({"shapes": [asdict(s) for s in shapes], "n_threads": n_threads, "extra": extra})
-        )
+        jobs = {"shapes": [asdict(s) for s in shapes], "n_threads": n_threads, "extra": extra}
+        job.write_text(json.dumps(jobs))
         for arguments in (
             ["reference", reference_lib / "libllama.so", job, results],
             ["check", _library.library_path(), job, results, counts],
         ):
-            done = subprocess.run(
-                [sys.executable, "-m", "tools.patches.worker", *map(str, arguments)],
-                cwd=ROOT, capture_output=True, text=True, timeout=300,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
-            )  # fmt: skip
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+            python("-m", "tools.patches.worker", *arguments, **environment)
         return json.loads(counts.read_text())
 
     return run
 
 
 @pytest.fixture(scope="session")
-def plain(run) -> Counts:
+def plain(run):
     return run([shape for kind in KINDS for shape in layouts(kind, N_TOKENS)])
 
 
@@ -95,43 +95,36 @@ def check(counts: Counts, wanted: str = "") -> None:
         assert (skipped > 0) == (mask != "none")
 
 
-def test_the_types_are_all_there() -> None:
+def test_the_types_are_all_there():
     program = "import sys; from tools.patches.ggml import Ggml; print(*Ggml(sys.argv[1]).types)"
-    done = subprocess.run(
-        [sys.executable, "-c", program, _library.library_path()],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert sorted(done.stdout.split()) == sorted(KINDS), done.stderr
+    assert sorted(python("-c", program, _library.library_path()).split()) == sorted(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_plain(plain: Counts, kind: str) -> None:
-    check(plain, f"|{kind}/")
+def test_plain(plain):
+    for kind in KINDS:
+        check(plain, f"|{kind}/")
 
 
-def test_tiled(run) -> None:
+def test_tiled(run):
     """The tiled kernels are right for experts with few rows too. When forced, they run below eight rows."""
     shapes = [s for kind in TILED for s in layouts(kind, (1, 9, 64))]
-    check(run(shapes, environment={"GGML_CPU_TILED_MM_FORCE": "1"}))
+    check(run(shapes, GGML_CPU_TILED_MM_FORCE="1"))
 
 
-def test_repacked(run) -> None:
+def test_repacked(run):
     counts = run([s for kind in REPACKED for s in layouts(kind, (1, 4, 9, 33))], extra=True)
     if not counts:
         pytest.skip("this CPU's kernels repack no weights")
     check(counts)
 
 
-def test_threads(run) -> None:
+def test_threads(run):
     """One thread zeroes rows while others compute. All threads draw chunks of an expert."""
-    shapes = [
-        Shape(kind, n, n_out=160, n_used=4) for kind in ("f16", "q4_0", "q4_K", "q8_0") for n in (1, 33)
-    ]
-    check(run(shapes, n_threads=2))
+    kinds = ("f16", "q4_0", "q4_K", "q8_0")
+    check(run([Shape(kind, n, n_out=160, n_used=4) for kind in kinds for n in (1, 33)], n_threads=2))
 
 
-def test_a_wrong_result_would_be_noticed() -> None:
+def test_a_wrong_result_would_be_noticed():
     """The comparison notices a changed bit, and a masked row that is not zero."""
     import numpy as np
 

@@ -34,7 +34,7 @@ OPTIMIZED = """
 
 
 @pytest.fixture(scope="module")
-def program(compiled_store: Path) -> Path:
+def program(compiled_store):
     if source.sdist() is None:
         pytest.skip("llama.cpp's sdist is not in the cache: no build has fetched it here")
     if shutil.which("g++") is None:
@@ -59,7 +59,7 @@ def program(compiled_store: Path) -> Path:
     return kept(compiled_store, "upstream", [*parts, compiler_and_cpu("g++")], make) / "program"
 
 
-def test_mul_mat_id_and_add_id(program: Path) -> None:
+def test_mul_mat_id_and_add_id(program):
     part = [] if os.environ.get("SPAC_UPSTREAM_TESTS") == "all" else ["-p", PART]
     done = subprocess.run(
         [program, "test", "-b", "CPU", "-o", "MUL_MAT_ID,ADD_ID", *part],

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anthropic
 import openai
@@ -37,11 +37,20 @@ class Server:
     """The starter of processes. Without one, Python starts anew."""
 
     def __init__(
-        self, folder: Path, *arguments: str, fixed: Sequence[str] = FIXED, key: str = KEY, **variables: str
+        self,
+        folder: Path,
+        *arguments: str,
+        fixed: Sequence[str] = FIXED,
+        key: str = KEY,
+        template: str = "",
+        **variables: str,
     ) -> None:
         self._err = folder / "stderr"
         self._clients: list[openai.OpenAI | anthropic.Anthropic] = []
         words = ["serve", "--port", "0", *fixed, *arguments]
+        if template:
+            (folder / "template.jinja").write_text(template)
+            words += ["--chat-template-file", str(folder / "template.jinja")]
         variables = environment(SPAC_API_KEY=key, **variables)
         self.process: Process | subprocess.Popen[str]
         with open(self._err, "wb") as err:
@@ -52,7 +61,6 @@ class Server:
                     [sys.executable, "-m", "spac", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=err, text=True, cwd=folder, env=variables,
                 )  # fmt: skip
-        assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         self.process.stdout.close()
         if not self.url.startswith("http://127.0.0.1:"):
@@ -61,6 +69,13 @@ class Server:
         self.address = self.url.split("/")[2]
         socket.create_connection(("127.0.0.1", int(self.address.split(":")[1]))).close()  # it listens already
         wait_until(self.answers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the server. A test fails if the server did not end well."""
+        assert self.stop() == 0
 
     @property
     def err(self) -> str:
@@ -110,14 +125,44 @@ class Server:
         finally:
             connection.close()
 
+    def post(self, path: str, body: dict | None = None, *, status: int = 200, **fields: object) -> Any:
+        """Send a JSON object. Check the status, and return what the answer's JSON holds."""
+        got, answer = self.ask("POST", path, {**(body or {}), **fields})
+        assert got == status, answer[:2000]
+        return json.loads(answer)
+
+    def refusal(self, path: str, body: dict, status: int = 400) -> str:
+        """Return the message of a refusal, which is one line."""
+        message = self.post(path, body, status=status)["error"]["message"]
+        assert "\n" not in message
+        return message
+
+    def get(self, path: str) -> Any:
+        status, answer = self.ask("GET", path)
+        assert status == 200, answer[:2000]
+        return json.loads(answer)
+
+    def events(self, path: str, body: dict) -> list[dict]:
+        """Return the data of a stream's events."""
+        status, answer = self.ask("POST", path, {**body, "stream": True})
+        assert status == 200, answer[:2000]
+        lines = answer.decode().splitlines()
+        return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+    def stream(self, path: str, body: dict) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Return a connection, and its stream of which the first line was read."""
+        connection = self.connection()
+        headers = {"authorization": f"Bearer {KEY}"}
+        connection.request("POST", path, json.dumps({**body, "stream": True}), headers)
+        response = connection.getresponse()
+        assert response.readline().startswith(b"data:")
+        return connection, response
+
     def answers(self) -> bool:
         try:
             return self.ask("GET", "/health")[0] == 200
         except OSError:
             return False
-
-    def health(self) -> dict:
-        return json.loads(self.ask("GET", "/health")[1])
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of the samples that have these labels."""
@@ -135,28 +180,25 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def starter(programs: Programs) -> None:
+def starter(programs):
     Server.programs = programs
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     """Yield the demo pair as "demo", with a key, embeddings, a queue of QUEUE places, a context of 2048."""
-    server = Server(tmp_path_factory.mktemp("server"), "--queue", str(QUEUE), "--ctx", "2048", *EMBEDS)
-    yield server
-    assert server.stop() == 0
+    options = ("--queue", str(QUEUE), "--ctx", "2048", *EMBEDS)
+    with Server(tmp_path_factory.mktemp("server"), *options) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def thinking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def thinking_server(tmp_path_factory):
     """Yield the demo pair with a chat template that knows reasoning and tools. A grammar makes the model
     generate a given text. So its parsed form is known beforehand."""
-    folder = tmp_path_factory.mktemp("thinking")
-    template = folder / "template.jinja"
-    template.write_text(THINKING)
-    server = Server(folder, "--ctx", "1024", "--chat-template-file", str(template), "--temp", "0")
-    yield server
-    assert server.stop() == 0
+    options = ("--ctx", "1024", "--temp", "0", "--repeat-penalty", "1.3")
+    with Server(tmp_path_factory.mktemp("thinking"), *options, template=THINKING) as server:
+        yield server
 
 
 class Long:

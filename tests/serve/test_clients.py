@@ -19,7 +19,7 @@ PACKAGES = {
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory):
+def url(tmp_path_factory):
     with served(tmp_path_factory.mktemp("clients"), *ONE_THREAD) as url:
         yield url
 

@@ -66,13 +66,10 @@ def test_a_conversation_stays(server):
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        ({}, "input"),
-        ({"input": []}, "input"),
-        ({"input": {"a": 1}}, "prompt"),
-        ({"input": [10**6]}, "token"),
-        ({"input": [5] * 2049}, "exceeds the available context size"),
+        ({}, "input"), ({"input": []}, "input"), ({"input": {"a": 1}}, "prompt"),
+        ({"input": [10**6]}, "token"), ({"input": [5] * 2049}, "exceeds the available context size"),
         ({"input": "x", "encoding_format": "hex"}, "float or base64"),
     ],
-)
+)  # fmt: skip
 def test_requests_that_cannot_be(server, request_, reason):
     assert reason in ask(server, **request_)

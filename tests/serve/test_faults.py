@@ -45,8 +45,7 @@ class Failing:
             raise self._error
         return None
 
-    def cancel(self) -> None:
-        """There is nothing to cancel."""
+    def cancel(self) -> None: ...
 
     def close(self) -> None:
         self.n_closed += 1
@@ -57,23 +56,16 @@ class Counts:
 
     def __init__(self) -> None:
         self.seconds = self.queued = self.requests = self
-
-    def labels(self, *_labels: str) -> Counts:
-        return self
-
-    def inc(self) -> None:
-        """Count nothing."""
-
-    def observe(self, _seconds: float) -> None:
-        """Note nothing."""
+        self.labels = lambda *_: self
+        self.inc = self.observe = lambda *_: None
 
 
 def served(loop: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[TestClient, ServerState]:
     monkeypatch.setattr(front, "checked", lambda _path, body, *_: body)
-    state = ServerState(RequestQueue(2), Counts(), ("failing",), "")  # type: ignore[arg-type]
+    state = ServerState(RequestQueue(2), Counts(), ("failing",), "")
     model = SimpleNamespace(pointer=0)
     engine = SimpleNamespace(loop=loop, target=model, events=None, n_sequences=1, context=2048)
-    return TestClient(Front(engine, state), raise_server_exceptions=False), state  # type: ignore[arg-type]
+    return TestClient(Front(engine, state), raise_server_exceptions=False), state
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -102,14 +94,12 @@ def test_a_fault_after_the_beginning_is_an_event(monkeypatch):
     assert (loop.n_closed, state.queue.n_served) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("origin", "status"),
-    [("http://localhost:3000", 200), ("http://127.0.0.1", 200), (None, 200), ("https://example.com", 403),
-     ("null", 403), ("http://[", 403)],
-)  # fmt: skip
-def test_pages_of_others_are_refused_without_a_key(origin, status, monkeypatch):
+@pytest.mark.parametrize("origin", [None, "http://localhost:3000", "http://127.0.0.1", "https://example.com",
+                                    "null", "http://["])  # fmt: skip
+def test_pages_of_others_are_refused_without_a_key(origin, monkeypatch):
     client, _ = served(Failing(1, None), monkeypatch)
     headers = {} if origin is None else {"origin": origin}
+    status = 200 if origin is None or "//localhost" in origin or "//127" in origin else 403
     assert client.post("/v1/completions", json=REQUEST, headers=headers).status_code == status
     assert client.get("/v1/models", headers=headers).status_code == status
     assert client.get("/health", headers=headers).status_code == 200

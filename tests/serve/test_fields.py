@@ -52,9 +52,7 @@ def test_all_fields_are_known():
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 def test_fields_are_applied(thinking_server, path):
-    status, body = thinking_server.ask("POST", path, {**SHORT[path], **FIELDS, "verbose": True})
-    assert status == 200, body
-    answer = json.loads(body)
+    answer = thinking_server.post(path, {**SHORT[path], **FIELDS, "verbose": True})
     made_with = answer.get("__verbose", answer)["generation_settings"]
     assert {name: made_with[name] for name in FIELDS} == FIELDS
 
@@ -63,38 +61,34 @@ def test_fields_are_applied(thinking_server, path):
 def test_fields_of_another_type_are_refused(thinking_server, path):
     """An interface that does not read a field would not notice."""
     for name in FIELDS:
-        status, body = thinking_server.ask("POST", path, {**SHORT[path], name: {"odd": 1}})
-        assert status == 400, (name, body)
+        thinking_server.post(path, {**SHORT[path], name: {"odd": 1}}, status=400)
 
 
 def test_the_text_of_messages_follows_llama_servers_fields(thinking_server):
-    asked = {**SHORT["/v1/messages"], "max_tokens": 100, "temperature": 0}
+    asked = {**SHORT["/v1/messages"], "max_tokens": 100, "temperature": 0, "thinking": {"type": "disabled"}}
+    schema = {"schema": {"const": [1, 2]}}
     for form in (
         {"grammar": 'root ::= "[1, 2]"'},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": [1, 2]}}}},
-        {"output_config": {"format": {"type": "json_schema", "schema": {"const": [1, 2]}}}},
-        {"output_format": {"type": "json_schema", "schema": {"const": [1, 2]}}},
+        {"response_format": {"type": "json_schema", "json_schema": schema}},
+        {"output_config": {"format": {"type": "json_schema", **schema}}},
+        {"output_format": {"type": "json_schema", **schema}},
     ):
-        status, body = thinking_server.ask(
-            "POST", "/v1/messages", asked | form | {"thinking": {"type": "disabled"}}
-        )
-        assert status == 200, body
-        text = "".join(part["text"] for part in json.loads(body)["content"] if part["type"] == "text")
-        assert json.loads(text) == [1, 2], form
+        content = thinking_server.post("/v1/messages", asked | form)["content"]
+        assert json.loads("".join(part["text"] for part in content if part["type"] == "text")) == [1, 2], form
 
 
 @pytest.mark.parametrize("name", ["n", "n_cmpl"])
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_messages_and_responses_have_one_answer(thinking_server, path, name):
-    status, body = thinking_server.ask("POST", path, {**SHORT[path], name: 2})
-    assert (status, b"Responses and Messages have one answer" in body) == (400, True)
-    assert thinking_server.ask("POST", path, {**SHORT[path], name: 1})[0] == 200
+    message = thinking_server.refusal(path, {**SHORT[path], name: 2})
+    assert "Responses and Messages have one answer" in message
+    thinking_server.post(path, {**SHORT[path], name: 1})
 
 
 def test_messages_without_reasoning(thinking_server):
     def count(**fields):
         body = {"model": "m", "messages": USER, **fields}
-        return json.loads(thinking_server.ask("POST", "/v1/messages/count_tokens", body)[1])["input_tokens"]
+        return thinking_server.post("/v1/messages/count_tokens", body)["input_tokens"]
 
     off = count(chat_template_kwargs={"enable_thinking": False})
     assert count(thinking={"type": "disabled"}) == off > count() == count(thinking={"type": "enabled"})
@@ -103,8 +97,6 @@ def test_messages_without_reasoning(thinking_server):
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 def test_a_stop_string_without_a_character_stops_nothing(thinking_server, path):
     asked = {**SHORT[path], "temperature": 0}
-    answers = [thinking_server.ask("POST", path, {**asked, "stop": stop}) for stop in (None, "", ["", "zq"])]
-    assert [status for status, _ in answers] == [200] * 3
-    made = [json.loads(body) for _, body in answers]
-    made = [each.get("content") or each["choices"][0] for each in made]
-    assert made[0] == made[1] == made[2]
+    made = [thinking_server.post(path, asked, stop=stop) for stop in (None, "", ["", "zq"])]
+    first, *others = [each.get("content") or each["choices"][0] for each in made]
+    assert others == [first] * 2

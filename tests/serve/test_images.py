@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import openai
 import pytest
 
-from tests.conftest import TinyModel
 from tests.serve.conftest import Server
 from tools.models import write_projector
 from tools.models.projector import png
@@ -23,13 +19,15 @@ URLS = [f"data:image/png;base64,{data}" for data in DATA]
 
 
 @pytest.fixture(scope="module")
-def seeing(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("seeing")
-    mmproj = write_projector(folder / "mmproj.gguf", "qwen3vl", 64)
-    models = ("--target", str(tiny_model("qwen3vlmoe")), "--mmproj", str(mmproj))
-    server = Server(folder, *models, "--ctx", "512", "--temp", "0")
-    yield server
-    assert server.stop() == 0
+def models(tiny_model, tmp_path_factory):
+    mmproj = write_projector(tmp_path_factory.mktemp("seeing") / "mmproj.gguf", "qwen3vl", 64)
+    return ("--target", str(tiny_model("qwen3vlmoe")), "--mmproj", str(mmproj), "--ctx", "512", "--temp", "0")
+
+
+@pytest.fixture(scope="module")
+def seeing(models, tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("server"), *models) as server:
+        yield server
 
 
 def chat(server: Server, url: str, **more: object) -> str:
@@ -37,28 +35,27 @@ def chat(server: Server, url: str, **more: object) -> str:
     messages = [{"role": "user", "content": parts}]
     made = server.client().chat.completions.create(
         model="x", messages=messages, max_tokens=12, extra_body=LETTERS, **more
-    )  # type: ignore[call-overload]
+    )
     if more.get("stream"):
         return "".join(chunk.choices[0].delta.content or "" for chunk in made if chunk.choices)
     return str(made.choices[0].message.content)
 
 
-def test_every_interface_sees(seeing: Server) -> None:
+def test_every_interface_sees(seeing):
     one, two = (chat(seeing, url) for url in URLS)
     assert one != two
     assert chat(seeing, URLS[1], stream=True) == two
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA[0]}}
     content = [image, {"type": "text", "text": "look"}]
     asked = {"model": "x", "messages": [{"role": "user", "content": content}]}
-    message = seeing.anthropic().messages.create(max_tokens=12, **asked)  # type: ignore[arg-type]
-    n_tokens = seeing.anthropic().messages.count_tokens(**asked).input_tokens  # type: ignore[arg-type]
+    message = seeing.anthropic().messages.create(max_tokens=12, **asked)
+    n_tokens = seeing.anthropic().messages.count_tokens(**asked).input_tokens
     usage = message.usage
     assert n_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0) > 24  # 24 are the image's
 
 
-def test_properties_and_refusals(seeing: Server) -> None:
-    status, body = seeing.ask("GET", "/props")
-    assert (status, json.loads(body)["modalities"]["vision"]) == (200, True)
+def test_properties_and_refusals(seeing):
+    assert seeing.get("/props")["modalities"]["vision"] is True
     for url, words in (
         ("https://example.com/a.png", "images are not fetched from https addresses here"),
         ("data:image/png;base64,AAAA", "image cannot be decoded"),
@@ -66,7 +63,7 @@ def test_properties_and_refusals(seeing: Server) -> None:
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError, match=words) as refused:
                 chat(seeing, url, stream=stream)
-            assert "\n" not in refused.value.body["message"]  # type: ignore[index]
+            assert "\n" not in refused.value.body["message"]
     assert chat(seeing, URLS[0])
 
 
@@ -89,7 +86,7 @@ def in_a_message(server: Server, url: str) -> str:
     content = [{"type": "image", "source": source}, {"type": "text", "text": "look"}]
     message = server.anthropic().messages.create(
         model="x", messages=[{"role": "user", "content": content}], max_tokens=12
-    )  # type: ignore[call-overload]
+    )
     return str(message.content[0].text)
 
 
@@ -97,16 +94,15 @@ def in_a_response(server: Server, url: str) -> str:
     """Return the answer in the interface of Responses."""
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "look"}]
     given = [{"role": "user", "content": parts}]
-    response = server.client().responses.create(model="x", input=given, max_output_tokens=12)  # type: ignore[call-overload]
+    response = server.client().responses.create(model="x", input=given, max_output_tokens=12)
     return str(response.output_text)
 
 
-def test_it_sees_what_is_fetched(tiny_model: TinyModel, tmp_path: Path) -> None:
-    mmproj = write_projector(tmp_path / "mmproj.gguf", "qwen3vl", 64)
-    models = ("--target", str(tiny_model("qwen3vlmoe")), "--mmproj", str(mmproj))
-    options = ("--ctx", "512", "--temp", "0", "--image-urls")
-    server = Server(tmp_path, *models, *options)
-    with HTTPServer(("127.0.0.1", 0), Pictures) as pictures:
+def test_it_sees_what_is_fetched(models, tmp_path):
+    with (
+        Server(tmp_path, *models, "--image-urls") as server,
+        HTTPServer(("127.0.0.1", 0), Pictures) as pictures,
+    ):
         threading.Thread(target=pictures.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{pictures.server_port}/a.png"
         for see in (chat, in_a_message, in_a_response):
@@ -114,4 +110,3 @@ def test_it_sees_what_is_fetched(tiny_model: TinyModel, tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match=r"b\.png cannot be fetched"):
             chat(server, url.replace("a.png", "b.png"))
         pictures.shutdown()
-    assert server.stop() == 0

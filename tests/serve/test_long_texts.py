@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from tests.serve.conftest import FIXED, Server
@@ -16,7 +12,7 @@ MESSAGES = [{"role": "user", "content": WORD}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     """Yield a server of its own: a text that recurses would end it."""
     options = ("--ctx", "1024", "--embeddings", "--pooling", "last", *OVERRIDE)
     server = Server(tmp_path_factory.mktemp("long"), *options, fixed=FIXED)
@@ -24,23 +20,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-def test_tokenize(server: Server) -> None:
-    status, answer = server.ask("POST", "/tokenize", {"content": WORD})
-    assert status == 200
-    assert len(json.loads(answer)["tokens"]) > 1_000
+def test_tokenize(server):
+    assert len(server.post("/tokenize", content=WORD)["tokens"]) > 1_000
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", {"prompt": WORD}),
-        ("/v1/chat/completions", {"messages": MESSAGES}),
-        ("/v1/messages", {"messages": MESSAGES}),
-        ("/v1/responses", {"input": WORD}),
+        ("/v1/completions", {"prompt": WORD}), ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES}), ("/v1/responses", {"input": WORD}),
         ("/v1/embeddings", {"input": WORD}),
     ],
-)
-def test_what_exceeds_the_context_is_refused(server: Server, path: str, body: dict[str, Any]) -> None:
-    status, answer = server.ask("POST", path, {"model": "demo", "max_tokens": 4, **body})
-    assert status == 400, answer[:300]
+)  # fmt: skip
+def test_what_exceeds_the_context_is_refused(server, path, body):
+    server.post(path, {"model": "demo", "max_tokens": 4, **body}, status=400)
     assert server.answers()

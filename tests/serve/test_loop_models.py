@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine, slots
 from spac.engine.server_loop import LoopOptions
-from tests.conftest import TinyModel
 from tests.engine.replay import Recording, replay_all
 from tools.compare import Settings
 from tools.models import FAMILIES, Shape, write_adapter, write_model, write_projector
@@ -44,7 +42,6 @@ PROMPTS = (
     "import os\nimport sys\n", "while True:\n    pass\n" * 3,
 )  # fmt: skip
 N = 24
-STATES = ("qwen3next", "qwen35moe", "kimi-linear", "granitehybrid", "nemotron_h_moe", "lfm2moe")
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {}, "ngram": {"draft_type": "ngram-simple", "draft_length": 3},
     "simple": {"draft": "qwen3", "draft_length": 3},
@@ -52,15 +49,20 @@ DRAFTS: dict[str, dict[str, Any]] = {
 Tokens = list[int]
 
 
-def answer(engine: Engine, prompt: Any, n: int = N, **more: Any) -> Tokens:
-    """Return the tokens that llama.cpp's server answers with."""
-    asked = {"prompt": prompt, "n_predict": n, "return_tokens": True, "ignore_eos": True, **more}
-    made = engine.loop.begin("completion", json.dumps(asked).encode())
+def asked(engine: Engine, route: str, body: Any, status: int = 200) -> Any:
+    """Return what llama.cpp's server answers."""
+    made = engine.loop.begin(route, json.dumps(body).encode() if body is not None else b"")
     made.run()
-    assert made.status == 200, made.body
-    got: Tokens = json.loads(made.body)["tokens"]
+    got = json.loads(made.body)
+    assert made.status == status, got
     made.close()
     return got
+
+
+def answer(engine: Engine, prompt: Any, n: int = N, **more: Any) -> Tokens:
+    """Return the tokens that llama.cpp's server answers with."""
+    body = {"prompt": prompt, "n_predict": n, "return_tokens": True, "ignore_eos": True, **more}
+    return asked(engine, "completion", body)["tokens"]
 
 
 def at_once(engine: Engine, prompts: list[Tokens]) -> list[Tokens]:
@@ -70,7 +72,7 @@ def at_once(engine: Engine, prompts: list[Tokens]) -> list[Tokens]:
 
 
 @pytest.fixture(scope="module")
-def alone(reference_lib: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Tokens]]:
+def alone(reference_lib, tmp_path_factory):
     """Return a function of what the unpatched library generates after each prompt."""
     known: dict[str, Tokens] = {}
 
@@ -84,7 +86,13 @@ def alone(reference_lib: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     return of
 
 
-def compare(target: Path, alone: Callable[..., list[Tokens]], **options: Any) -> Engine:
+def drafts_of(draft: str, tiny_model: Any, **more: Any) -> dict[str, Any]:
+    """Return the options of a kind of drafts."""
+    options = {**DRAFTS[draft], **more}
+    return {**options, "draft": tiny_model("qwen3", n_layer=1)} if "draft" in options else options
+
+
+def compare(target: Path, alone: Callable[..., list[Tokens]], **options: Any) -> None:
     """Ask the loop for several answers at once, for continued ones, and compare each with the one alone."""
     with Engine(EngineConfig(target=target, **{**OPTIONS, **options}), serves=LoopOptions("x")) as engine:
         assert engine.n_sequences == 4
@@ -94,33 +102,31 @@ def compare(target: Path, alone: Callable[..., list[Tokens]], **options: Any) ->
         longer = [[*each, *made[:7]] for each, made in zip(prompts, expected, strict=True)]
         assert at_once(engine, longer) == alone(target, longer)
         assert at_once(engine, prompts) == expected, "a conversation goes back"
-        return engine
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("family", STATES)
-def test_states_of_several_clients(
-    family: str, draft: str, tiny_model: TinyModel, alone: Callable[..., list[Tokens]]
-) -> None:
-    options = dict(DRAFTS[draft])
-    if "draft" in options:
-        options["draft"] = tiny_model("qwen3", n_layer=1)
-    compare(tiny_model(family), alone, **options)
+@pytest.mark.parametrize(
+    ("family", "draft"),
+    [
+        ("qwen3next", "none"), ("qwen3next", "simple"), ("qwen35moe", "ngram"), ("kimi-linear", "simple"),
+        ("granitehybrid", "ngram"), ("nemotron_h_moe", "simple"), ("lfm2moe", "ngram"), ("lfm2moe", "simple"),
+    ],
+)  # fmt: skip
+def test_states_of_several_clients(family, draft, tiny_model, alone):
+    compare(tiny_model(family), alone, **drafts_of(draft, tiny_model))
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("options", [{}, {"swa_full": True}, {"cache_ram": 0}], ids=["ram", "full", "no ram"])
-def test_windows_of_several_clients(
-    draft: str, options: dict[str, Any], tiny_model: TinyModel, alone: Callable[..., list[Tokens]]
-) -> None:
-    options = {**options, **DRAFTS[draft]}
-    if "draft" in options:
-        options["draft"] = tiny_model("qwen3", n_layer=1)
-    for _ in range(2):
-        compare(tiny_model("gpt-oss"), alone, **options)
+@pytest.mark.parametrize(
+    ("draft", "options"),
+    [
+        ("none", {}), ("simple", {}), ("ngram", {"swa_full": True}), ("simple", {"swa_full": True}),
+        ("none", {"cache_ram": 0}), ("ngram", {"cache_ram": 0}),
+    ],
+)  # fmt: skip
+def test_windows_of_several_clients(draft, options, tiny_model, alone):
+    compare(tiny_model("gpt-oss"), alone, **drafts_of(draft, tiny_model, **options))
 
 
-def test_mtp_of_several_clients(tiny_model: TinyModel, alone: Callable[..., list[Tokens]]) -> None:
+def test_mtp_of_several_clients(tiny_model, alone):
     path = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
     compare(path, alone, draft_type="draft-mtp", draft_length=3)
 
@@ -135,13 +141,7 @@ TURNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_drafts_by_turns_of_several_clients(
-    turns: str,
-    tiny_model: TinyModel,
-    alone: Callable[..., list[Tokens]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_drafts_by_turns_of_several_clients(turns, tiny_model, alone, monkeypatch, tmp_path):
     """The draft model of sp-moe is dense, and that of moe-speq has the target's experts."""
     monkeypatch.setattr(slots, "QUANT", "q8_0")
     options, target = dict(TURNS[turns]), tiny_model("mixtral", n_expert=16, n_layer=4)
@@ -162,13 +162,7 @@ MASK = {"tokenizer.ggml.mask_token_id": 271}
 
 
 @pytest.mark.parametrize("kind", STATES_OF)
-def test_drafts_that_read_states_of_several_clients(
-    kind: str,
-    tiny_model: TinyModel,
-    alone: Callable[..., list[Tokens]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_drafts_that_read_states_of_several_clients(kind, tiny_model, alone, monkeypatch, tmp_path):
     family = LoaderFamily(kind, lambda _: STATES_OF[kind], default=Shape(n_layer=1))
     monkeypatch.setitem(FAMILIES, kind, family)
     draft = write_model(tmp_path / "draft.gguf", kind)
@@ -184,7 +178,7 @@ SEES = "look <__media__> and at <__media__> here: def f("
 
 
 @pytest.fixture(scope="module")
-def projectors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def projectors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("projectors")
     gemma = write_projector(folder / "gemma.gguf", "gemma3", 64)
     qwen = write_projector(folder / "qwen.gguf", "qwen3vl", 64, n_deepstack=1)
@@ -222,58 +216,26 @@ def expected_of_pictures(
     return [out[f"tokens{i}"].tolist() for i in range(len(jobs))]
 
 
-@pytest.mark.parametrize("draft", ["simple", "self"])
-def test_images_of_one_client(
-    draft: str,
-    tiny_model: TinyModel,
-    projectors: dict[str, Path],
-    reference_lib: Path,
-    tmp_path: Path,
-    alone: Callable[..., list[Tokens]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(slots, "QUANT", "q8_0")
-    chosen = {"draft": tiny_model("qwen3", n_layer=1)} if draft == "simple" else {"draft_type": "self"}
-    target = tiny_model("qwen3vlmoe", options={"deepstack": 1})
-    [expected] = expected_of_pictures(target, projectors["qwen3vlmoe"], [PICTURES], reference_lib, tmp_path)
-    config = EngineConfig(
-        target=target, mmproj=projectors["qwen3vlmoe"], draft_length=3,
-        **{**OPTIONS, "ubatch": 128, "parallel": 1, **chosen},
-    )  # fmt: skip
-    with Engine(config, serves=LoopOptions("x")) as engine:
-        text = engine.tokenize(PROMPTS[0]).tolist()
-        for _ in range(2):
-            assert seen(engine, PICTURES) == expected
-            assert [answer(engine, text)] == alone(target, [text])
+SEEN = [
+    ("qwen3vlmoe", "simple", 1), ("qwen3vlmoe", "self", 1), ("qwen3vlmoe", "ngram", 4),
+    ("qwen3vlmoe", "self", 4), ("qwen3moe", "simple", 4), ("qwen3moe", "self", 4),
+    ("qwen3next", "none", 4), ("qwen3next", "simple", 4),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("family", "draft"),
-    [*product(["qwen3vlmoe", "qwen3moe", "qwen3next"], DRAFTS), ("qwen3vlmoe", "self"), ("qwen3moe", "self")],
-)
-def test_images_of_several_clients(
-    family: str,
-    draft: str,
-    tiny_model: TinyModel,
-    projectors: dict[str, Path],
-    reference_lib: Path,
-    tmp_path: Path,
-    alone: Callable[..., list[Tokens]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(("family", "draft", "n"), SEEN)
+def test_images_of_clients(
+    family, draft, n, tiny_model, projectors, reference_lib, tmp_path, alone, monkeypatch
+):
     monkeypatch.setattr(slots, "QUANT", "q8_0")
-    options = {"draft_type": "self", "draft_length": 3} if draft == "self" else dict(DRAFTS[draft])
-    if "draft" in options:
-        options["draft"] = tiny_model("qwen3", n_layer=1)
-    target = tiny_model(family, options={"deepstack": 1}) if family == "qwen3vlmoe" else tiny_model(family)
-    orders = [PICTURES, PICTURES[::-1], (PICTURES[0],) * 2, (PICTURES[1],) * 2]
+    options = {"draft_type": "self", "draft_length": 3} if draft == "self" else drafts_of(draft, tiny_model)
+    target = tiny_model(family, **({"options": {"deepstack": 1}} if family == "qwen3vlmoe" else {}))
+    orders = [PICTURES, PICTURES[::-1], (PICTURES[0],) * 2, (PICTURES[1],) * 2][:n]
     expected = expected_of_pictures(target, projectors[family], orders, reference_lib, tmp_path)
-    config = EngineConfig(
-        target=target, mmproj=projectors[family],
-        **{**OPTIONS, "ubatch": 128, **options},
-    )  # fmt: skip
+    more = {**OPTIONS, "ubatch": 128, "parallel": n, **options}
+    config = EngineConfig(target=target, mmproj=projectors[family], **more)
     with Engine(config, serves=LoopOptions("x")) as engine:
-        assert engine.n_sequences == 4
+        assert engine.n_sequences == n
         text = engine.tokenize(PROMPTS[0]).tolist()
         for _ in range(2):
             with ThreadPoolExecutor(5) as pool:
@@ -291,49 +253,32 @@ REFUSED = {
 }
 
 
-def test_addresses_and_bad_images_are_refused(tiny_model: TinyModel, projectors: dict[str, Path]) -> None:
+def test_addresses_and_bad_images_are_refused(tiny_model, projectors):
     config = EngineConfig(target=tiny_model("qwen3moe"), mmproj=projectors["qwen3moe"], **OPTIONS)
     with Engine(config, serves=LoopOptions("x")) as engine:
         for url, words in REFUSED.items():
-            image = {"type": "image_url", "image_url": {"url": url}}
-            asked: dict[str, Any] = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 4}
-            made = engine.loop.begin("v1/chat/completions", json.dumps(asked).encode())
-            made.run()
-            assert made.status == 400, (url, made.body)
-            assert words in json.loads(made.body)["error"]["message"]
-            made.close()
+            content = [{"type": "image_url", "image_url": {"url": url}}]
+            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+            assert words in asked(engine, "v1/chat/completions", body, 400)["error"]["message"]
         assert len(seen(engine, PICTURES)) == 12
 
 
-def test_an_image_larger_than_a_batch_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_an_image_larger_than_a_batch_is_refused(tiny_model, tmp_path):
     """Gemma's attention within an image sees later places, so llama.cpp evaluates it at once or aborts."""
     projector = write_projector(tmp_path / "gemma.gguf", "gemma3", 64)
     config = EngineConfig(target=tiny_model("qwen3moe"), mmproj=projector, **{**OPTIONS, "ubatch": 3})
     with Engine(config, serves=LoopOptions("x")) as engine:
-        prompt = {
-            "prompt_string": _core.ServerLoop.media_marker(),
-            "multimodal_data": [base64.b64encode(PICTURES[0]).decode()],
-        }
-        made = engine.loop.begin("completion", json.dumps({"prompt": prompt}).encode())
-        made.run()
-        assert made.status == 400
-        assert b"evaluated at once" in made.body
-        made.close()
+        image = base64.b64encode(PICTURES[0]).decode()
+        prompt = {"prompt_string": _core.ServerLoop.media_marker(), "multimodal_data": [image]}
+        refused = asked(engine, "completion", {"prompt": prompt}, 400)
+        assert "evaluated at once" in refused["error"]["message"]
         assert answer(engine, [5, 6, 7], 4)
-        made = engine.loop.begin(
-            "v1/completions", json.dumps({"prompt": "a long text", "max_tokens": 1}).encode()
-        )
-        made.run()
-        assert made.status == 200, made.body
-        made.close()
 
 
 # Adapters
 
 
-def test_adapters_of_several_clients(
-    tiny_model: TinyModel, tmp_path: Path, reference_lib: Path, alone: Callable[..., list[Tokens]]
-) -> None:
+def test_adapters_of_several_clients(tiny_model, tmp_path, reference_lib, alone):
     target = tiny_model("qwen3moe")
     adapter = write_adapter(tmp_path / "adapter.gguf", target)
     config = EngineConfig(target=target, lora=((adapter, 0.7),), **OPTIONS)
@@ -344,23 +289,12 @@ def test_adapters_of_several_clients(
         plain = alone(target, prompts)
         assert adapted != plain
         assert at_once(engine, prompts) == adapted
-        shown = engine.loop.begin("lora-adapters", b"")
-        shown.run()
-        assert [(each["path"], each["scale"]) for each in json.loads(shown.body)] == [
-            (str(adapter), pytest.approx(0.7))
-        ]
-        shown.close()
+        [shown] = asked(engine, "lora-adapters", None)
+        assert (shown["path"], shown["scale"]) == (str(adapter), pytest.approx(0.7))
+        scales = [[{"id": 0, "scale": 0.7 * (i % 2)}] for i in range(len(prompts))]
         with ThreadPoolExecutor(len(prompts)) as pool:
-            mixed = list(
-                pool.map(
-                    lambda each: answer(engine, each[1], lora=[{"id": 0, "scale": 0.7 * (each[0] % 2)}]),
-                    enumerate(prompts),
-                )
-            )
+            mixed = list(pool.map(lambda each, lora: answer(engine, each, lora=lora), prompts, scales))
         assert mixed == [(plain, adapted)[i % 2][i] for i in range(len(prompts))]
         assert at_once(engine, prompts) == adapted, "a request that names none has the server's"
-        changed = engine.loop.begin("set-lora-adapters", b'[{"id": 0, "scale": 0}]')
-        changed.run()
-        assert changed.status == 200
-        changed.close()
+        asked(engine, "set-lora-adapters", [{"id": 0, "scale": 0}])
         assert at_once(engine, prompts) == plain

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,7 @@ FORCED = 'root ::= "<think>\\nhmm, so\\n</think>\\n\\nyes" '
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[object]:
+def start(tmp_path):
     """Return `start(*arguments, key=, **variables)`, which starts a server. All are stopped in the end."""
     servers: list[Server] = []
 
@@ -36,19 +36,16 @@ def start(tmp_path: Path) -> Iterator[object]:
 
 def status(server: Server, path: str, host: str | None = None, key: str = "") -> int:
     """Return the status of a request to a host, by HTTP/1.0 for a host that is ""."""
-    connection = http.client.HTTPConnection(server.address, timeout=60)
+    connection: Any = http.client.HTTPConnection(server.address, timeout=60)
     if host == "":
-        connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"  # type: ignore[attr-defined]
-    try:
-        connection.putrequest("GET", path, skip_host=host is not None)
-        if host:
-            connection.putheader("Host", host)
-        if key:
-            connection.putheader("Authorization", f"Bearer {key}")
-        connection.endheaders()
+        connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"
+    connection.putrequest("GET", path, skip_host=host is not None)
+    for name, value in (("Host", host), ("Authorization", key and f"Bearer {key}")):
+        if value:
+            connection.putheader(name, value)
+    connection.endheaders()
+    with closing(connection):
         return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 def test_a_key_of_llama_server_closes_the_server(start):
@@ -64,29 +61,23 @@ def test_a_key_of_llama_server_closes_the_server(start):
     assert "LLAMA_ARG_WHATEVER: no option of spac serve" in both.err
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"LLAMA_ARG_CTX_SIZE": "4096"}, ["--ctx-size=4096"]),
-        ({"LLAMA_ARG_N_PARALLEL": "2"}, ["--parallel=2"]),
-        ({"LLAMA_ARG_THINK": "none"}, ["--reasoning-format=none"]),
-        ({"LLAMA_ARG_UI": "0"}, ["--no-ui"]),
-        ({"LLAMA_ARG_NO_UI": "1"}, ["--no-ui"]),
-        ({"LLAMA_ARG_SKIP_CHAT_PARSING": "on"}, ["--skip-chat-parsing"]),
-        ({"LLAMA_ARG_ENDPOINT_SLOTS": "true"}, ["--slots"]),
-        ({"LLAMA_ARG_ENDPOINT_METRICS": "1"}, ["--metrics"]),
-        ({"LLAMA_ARG_N_CPU_MOE": "20"}, ["--n-cpu-moe", "20"]),
-        ({"LLAMA_ARG_NO_MMAP": "1"}, ["--no-mmap"]),
-        ({"LLAMA_ARG_EMBEDDINGS": "maybe"}, []),
-        ({"LLAMA_ARG_NEW_THING": "1"}, []),
-        ({"LLAMA_CACHE": "/tmp", "OTHER": "1"}, None),
-    ],
-)
-def test_variables_are_options(variables, words):
+VARIABLES = {
+    "LLAMA_ARG_CTX_SIZE=4096": ["--ctx-size=4096"], "LLAMA_ARG_N_PARALLEL=2": ["--parallel=2"],
+    "LLAMA_ARG_THINK=none": ["--reasoning-format=none"], "LLAMA_ARG_UI=0": ["--no-ui"],
+    "LLAMA_ARG_NO_UI=1": ["--no-ui"], "LLAMA_ARG_SKIP_CHAT_PARSING=on": ["--skip-chat-parsing"],
+    "LLAMA_ARG_ENDPOINT_SLOTS=true": ["--slots"], "LLAMA_ARG_ENDPOINT_METRICS=1": ["--metrics"],
+    "LLAMA_ARG_N_CPU_MOE=20": ["--n-cpu-moe", "20"], "LLAMA_ARG_NO_MMAP=1": ["--no-mmap"],
+    "LLAMA_ARG_EMBEDDINGS=maybe": [], "LLAMA_ARG_NEW_THING=1": [], "LLAMA_CACHE=/tmp": None, "OTHER=1": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("variable", "words"), VARIABLES.items())
+def test_variables_are_options(variable, words):
     parser = make_parser()
     foreign = {flag: each.n_values for flag, each in parser._foreign.items()}
-    found = list(options_of(variables, parser._option_string_actions, foreign))
-    assert found == ([] if words is None else [(next(iter(variables)), words)])
+    name, _, value = variable.partition("=")
+    found = list(options_of({name: value}, parser._option_string_actions, foreign))
+    assert found == ([] if words is None else [(name, words)])
 
 
 def test_the_command_line_comes_first(monkeypatch):
@@ -105,72 +96,51 @@ def test_a_variable_with_a_bad_value_is_refused(monkeypatch, capsys):
     assert "--port" in capsys.readouterr().err
 
 
-NAMES = ["127.0.0.1:1", "localhost", "LOCALHOST:80", "[::1]:1", "192.168.0.7:1"]
-
-
 def test_a_name_that_leads_here_reads_nothing(start):
     """A web page can let its own name lead to 127.0.0.1, and its requests are then of its own origin."""
     server = start()
-    paths = ("/", "/slots", "/props", "/page/events", "/v1/models", "/metrics")
-    for path in paths:
-        assert status(server, path, "attacker.example:8000") == 403, path
-        assert status(server, path, "localhost.attacker.example") == 403, path
+    for path in ("/", "/slots", "/props", "/page/events", "/v1/models", "/metrics"):
+        for host in ("attacker.example:8000", "localhost.attacker.example"):
+            assert status(server, path, host) == 403, path
     assert status(server, "/health", "attacker.example") == 200
-    assert [status(server, "/v1/models", host) for host in NAMES] == [200] * len(NAMES)
-    assert status(server, "/v1/models", "") == 200  # HTTP/1.0 has no Host
+    # HTTP/1.0 has no Host.
+    for host in ("127.0.0.1:1", "localhost", "LOCALHOST:80", "[::1]:1", "192.168.0.7:1", ""):
+        assert status(server, "/v1/models", host) == 200, host
     closed = start(key="secret")
     assert status(closed, "/v1/models", "attacker.example", key="secret") == 200
 
 
 def test_several_names(start):
-    server = start("--alias", "b, a", "--strict-model")
-    body = {"prompt": "x", "max_tokens": 1}
-    assert [server.ask("POST", "/v1/completions", body | {"model": name})[0] for name in "abc"] == [
-        200,
-        200,
-        404,
-    ]
-    assert [status(server, f"/v1/models/{name}") for name in "abc"] == [200, 200, 404]
-
-
-def test_no_page_and_no_list_of_slots(start):
-    server = start("--no-ui", "--no-slots")
+    server = start("--alias", "b, a", "--strict-model", "--no-ui", "--no-slots")
+    for name, code in (("a", 200), ("b", 200), ("c", 404)):
+        body = {"prompt": "x", "max_tokens": 1, "model": name}
+        assert server.ask("POST", "/v1/completions", body)[0] == code
+        assert status(server, f"/v1/models/{name}") == code
     assert [status(server, path) for path in ("/", "/slots", "/v1/models")] == [404, 501, 200]
-    assert status(start("--webui", "--slots"), "/") == 200
 
 
 @pytest.mark.parametrize(
-    ("options", "reasoning", "content"),
+    ("options", "is_apart"),
     [
-        ((), "hmm, so", "yes"),
-        (("--reasoning-format", "auto"), "hmm, so", "yes"),
-        (("--reasoning-format", "none"), None, "<think>\nhmm, so\n</think>\n\nyes"),
-        (("--skip-chat-parsing",), None, "<think>\nhmm, so\n</think>\n\nyes"),
+        (("--webui", "--slots"), True), (("--reasoning-format", "none"), False),
+        (("--skip-chat-parsing",), False),
     ],
-)
-def test_where_reasoning_is_shown(start, tmp_path, options, reasoning, content):
-    template = tmp_path / "template.jinja"
-    template.write_text(THINKING)
-    server = start("--chat-template-file", str(template), *options)
-    body = {"messages": [{"role": "user", "content": "x"}], "grammar": FORCED, "temperature": 0}
-    code, answer = server.ask("POST", "/v1/chat/completions", body)
-    assert code == 200, answer
-    message = json.loads(answer)["choices"][0]["message"]
-    assert (message.get("reasoning_content") or "").strip() == (reasoning or "")
-    assert message["content"].strip().endswith(content.rpartition(">")[2].strip())
-    assert ("</think>" in message["content"]) == (reasoning is None)
+)  # fmt: skip
+def test_where_reasoning_is_shown(start, options, is_apart):
+    server = start(*options, template=THINKING)
+    assert status(server, "/") == 200
+    asked = {"messages": [{"role": "user", "content": "x"}], "grammar": FORCED, "temperature": 0}
+    message = server.post("/v1/chat/completions", asked)["choices"][0]["message"]
+    assert (message.get("reasoning_content") or "").strip() == ("hmm, so" if is_apart else "")
+    assert message["content"].strip() == ("yes" if is_apart else "<think>\nhmm, so\n</think>\n\nyes")
 
 
-def test_variables_of_a_template(start, tmp_path):
-    template = tmp_path / "template.jinja"
-    template.write_text("[{{ reasoning_effort }}|{{ preserve_reasoning }}]{{ messages[0].content }}")
-    body = {"messages": [{"role": "user", "content": "x"}]}
-    prompts = []
-    for options in (
-        (),
-        ("--reasoning-effort", "low", "--no-reasoning-preserve"),
-        ("--reasoning-effort", "default"),
+def test_variables_of_a_template(start):
+    template = "[{{ reasoning_effort }}|{{ preserve_reasoning }}]{{ messages[0].content }}"
+    for options, prompt in (
+        (("--reasoning-effort", "low", "--no-reasoning-preserve"), "[low|False]x"),
+        (("--reasoning-effort", "default"), "[|True]x"),
     ):
-        server = start("--chat-template-file", str(template), *options)
-        prompts.append(json.loads(server.ask("POST", "/apply-template", body)[1])["prompt"])
-    assert prompts == ["[|True]x", "[low|False]x", "[|True]x"]
+        server = start(*options, template=template)
+        asked = {"messages": [{"role": "user", "content": "x"}]}
+        assert server.post("/apply-template", asked)["prompt"] == prompt

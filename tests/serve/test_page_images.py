@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.report.browser import Browser, find
-from tests.serve.conftest import Server
-from tests.serve.test_page_in_browser import OVERFLOWING, Page
+from tests.serve.test_page_in_browser import OVERFLOWING, Page, served
 from tools.models import write_projector
 from tools.models.projector import png
 
@@ -23,17 +20,10 @@ ATTACHED = "document.querySelectorAll('#attached img').length"
 
 
 @pytest.fixture(scope="module")
-def page(tiny_model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    program = find()
-    if program is None:
-        pytest.skip("no Chromium or Chrome here to show the page in")
-    folder = tmp_path_factory.mktemp("seeing")
-    mmproj = write_projector(folder / "mmproj.gguf", "qwen3vl", 64)
+def page(tiny_model, tmp_path_factory):
+    mmproj = write_projector(tmp_path_factory.mktemp("seeing") / "mmproj.gguf", "qwen3vl", 64)
     models = ("--target", str(tiny_model("qwen3vlmoe")), "--mmproj", str(mmproj))
-    server = Server(folder, *models, "--ctx", "512", "--temp", "0")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
-        yield Page(browser, server)
-    assert server.stop() == 0
+    yield from served(tmp_path_factory, *models, "--ctx", "512")
 
 
 def bring(page: Page, how: str, files: dict[str, bytes]) -> None:
@@ -51,6 +41,16 @@ def bring(page: Page, how: str, files: dict[str, bytes]) -> None:
     )
 
 
+def open_page(page: Page, width: int = 1280) -> None:
+    page.open(width)
+    page.wait("document.getElementById('attach').title === 'Attach images and text files'")
+
+
+def ask(page: Page, text: str, n: int = 2) -> None:
+    page.send(text, ANSWER)
+    page.wait_for_answer(n)
+
+
 def choose(page: Page, *paths: Path) -> None:
     """Choose files as a user does behind the button."""
     found = page.browser.send("Runtime.evaluate", expression="document.getElementById('file')")
@@ -64,48 +64,36 @@ def images(page: Page, message: int) -> list[str]:
 
 
 def test_a_conversation_with_images(page, tmp_path):
-    page.open()
-    page.wait("document.getElementById('attach').title === 'Attach images and text files'")
+    open_page(page)
     path = tmp_path / "1.png"
     path.write_bytes(SMALL["1.png"])
     choose(page, path)
     page.wait(f"{ATTACHED} === 1")
     assert page.text("#status") == "1.png is attached."
-    page.send("What is this?", ANSWER)
-    page.wait("document.querySelectorAll('article').length === 2")
-    page.wait_for_answer()
+    ask(page, "What is this?")
     assert page.value("sent[0].messages[0].content") == [
-        {"type": "image_url", "image_url": {"url": URLS[0]}},
-        {"type": "text", "text": "What is this?"},
-    ]
+        {"type": "image_url", "image_url": {"url": URLS[0]}}, {"type": "text", "text": "What is this?"},
+    ]  # fmt: skip
     assert len(page.text("article.assistant .text").strip()) == 12
-    assert page.value("[...document.querySelectorAll('article.user img')].map((image) => image.alt)") == [
-        "1.png"
-    ]
-    assert page.value("document.querySelector('article.user img').naturalHeight") == 96
+    image = "document.querySelector('article.user img')"
+    assert page.value(f"[{image}.alt, {image}.naturalHeight]") == ["1.png", 96]
 
-    page.send("Go on", ANSWER)
-    page.wait("document.querySelectorAll('article').length === 4")
-    page.wait_for_answer()
+    ask(page, "Go on", 4)
     assert images(page, 0) == [URLS[0]], "the image stays part of the conversation"
     assert page.value("sent.at(-1).messages[2].content") == "Go on"
-    page.browser.open(page.server.url.removesuffix("/v1") + "/")
-    assert page.value("document.querySelector('article.user img').src") == URLS[0], "the browser keeps it"
+    page.reload()
+    assert page.value(f"{image}.src") == URLS[0], "the browser keeps it"
     assert page.browser.complaints == []
 
-    page.open()
-    page.wait("document.getElementById('attach').title === 'Attach images and text files'")
+    open_page(page)
     bring(page, "paste", {"2.png": SMALL["2.png"]})
-    page.send("What is this?", ANSWER)
-    page.wait("document.querySelectorAll('article').length === 2")
-    page.wait_for_answer()
+    ask(page, "What is this?")
     assert images(page, 0) == [URLS[1]], "a message waits for its images"
     assert len(page.text("article.assistant .text").strip()) == 12
 
 
 def test_by_keyboard_and_without_a_text(page):
-    page.open(390)
-    page.wait("document.getElementById('attach').title === 'Attach images and text files'")
+    open_page(page, 390)
     bring(page, "drop", {**SMALL, **LARGE})
     page.wait(f"{ATTACHED} === 3")
     nodes = page.browser.send("Accessibility.getFullAXTree")["nodes"]
@@ -122,16 +110,14 @@ def test_by_keyboard_and_without_a_text(page):
     assert page.value("document.activeElement.getAttribute('aria-label')") == "Remove 2.png"
     page.value(f"window.grammar = {json.dumps(ANSWER)}")
     page.click("#send")
-    page.wait("document.querySelectorAll('article').length === 2")
     page.wait_for_answer()
     first, large = images(page, 0)
     assert first == URLS[1]
     assert large.startswith("data:image/jpeg;base64,")
-    assert page.value(
-        "Promise.all([...document.querySelectorAll('article.user img')].map((image) => image.decode()))"
-        ".then(() => [...document.querySelectorAll('article.user img')].map((image) => image.naturalWidth))"
-    ) == [64, 1280]
-    assert page.value("document.querySelectorAll('#attached img, article.user .text').length") == 0
+    shown = "[...document.querySelectorAll('article.user img')].map((image) => image.%s)"
+    widths = f"Promise.all({shown % 'decode()'}).then(() => {shown % 'naturalWidth'})"
+    assert page.value(widths) == [64, 1280]
+    assert page.count("#attached img, article.user .text") == 0
     bring(page, "drop", {"bad.png": b"no image"})
     page.wait("document.querySelector('.fault') !== null")
     assert page.text(".fault") == "bad.png is no image that this browser can read."

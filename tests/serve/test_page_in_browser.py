@@ -23,19 +23,22 @@ OVERFLOWING = """
 """
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def served(tmp_path_factory, *options: str, template: str = "") -> Iterator[Page]:
+    """Yield the page of a server with these options. The test is skipped without a browser."""
     program = find()
     if program is None:
         pytest.skip("no Chromium or Chrome here to show the page in")
     folder = tmp_path_factory.mktemp("page")
-    template = folder / "template.jinja"
-    template.write_text(THINKING)
-    options = ("--chat-template-file", str(template), "--device", "simulated")
-    server = Server(folder, "--ctx", "2048", "--temp", "0", *options)
-    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+    with (
+        Server(folder, "--temp", "0", *options, template=template) as server,
+        Browser(program, tmp_path_factory.mktemp("profile")) as browser,
+    ):
         yield Page(browser, server)
-    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    yield from served(tmp_path_factory, "--ctx", "2048", "--device", "simulated", template=THINKING)
 
 
 class Page:
@@ -44,14 +47,17 @@ class Page:
     def __init__(self, browser: Browser, server: Server) -> None:
         self.browser, self.server = browser, server
 
+    @property
+    def address(self) -> str:
+        return self.server.url.removesuffix("/v1") + "/"
+
     def open(self, width: int = 1280, *, dark: bool = False, key: str | None = KEY) -> None:
         """Open the page without conversations; the grammar of requests is `window.grammar`."""
-        address = self.server.url.removesuffix("/v1")
         self.browser.view(width, 844, dark=dark, phone=width < 500)
-        self.browser.open(f"{address}/")
+        self.browser.open(self.address)
         self.value(f"localStorage.clear(), sessionStorage.clear(), {json.dumps(key)} && "
                    f"sessionStorage.setItem('spac.key', {json.dumps(key)})")  # fmt: skip
-        self.browser.open(f"{address}/")
+        self.reload()
         self.value(
             "window.sent = [], window.original = fetch, window.fetch = (path, options = {}) => {"
             "  if (!path.endsWith('completions')) return original(path, options);"
@@ -59,6 +65,9 @@ class Page:
             "  sent.push(body);"
             "  return original(path, { ...options, body: JSON.stringify(body) }); }, 1"
         )
+
+    def reload(self) -> None:
+        self.browser.open(self.address)
 
     def value(self, expression: str) -> Any:
         return self.browser.value(expression)
@@ -77,17 +86,37 @@ class Page:
             f".filter((one) => one.textContent === {json.dumps(text)}).at({place}).click()"
         )
 
+    def next_says(self, text: str) -> None:
+        self.value(f"window.grammar = {json.dumps(saying(text))}")
+
+    def type(self, text: str, key: str = "Enter") -> None:
+        self.browser.send("Input.insertText", text=text)
+        self.browser.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
+
     def send(self, text: str, grammar: str) -> None:
         """Type a message and press Enter."""
         self.value(f"window.grammar = {json.dumps(grammar)}, document.getElementById('prompt').focus()")
-        self.browser.send("Input.insertText", text=text)
-        self.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
+        self.type(text)
+
+    def ask(self, text: str, said: str, n: int = 2) -> None:
+        """Send a message, and wait for the answer. Then, the page shows `n` messages."""
+        self.send(text, saying(said))
+        self.wait_for_answer(n)
+
+    def count(self, selector: str) -> int:
+        return self.value(f"document.querySelectorAll({json.dumps(selector)}).length")
 
     def wait(self, expression: str) -> None:
         wait_until(lambda: bool(self.value(expression)))
 
-    def wait_for_answer(self) -> None:
+    def wait_for_answer(self, n: int = 2) -> None:
+        self.wait(f"document.querySelectorAll('article').length === {n}")
         self.wait("!document.getElementById('send').hidden && !document.querySelector('.tail').textContent")
+
+    def is_clean(self) -> bool:
+        """Return whether the browser has no complaints, and no conversation is kept."""
+        kept = self.value("Object.keys(localStorage).filter((name) => name.startsWith('spac.chat'))")
+        return self.browser.complaints == kept == []
 
 
 def saying(text: str) -> str:
@@ -96,18 +125,14 @@ def saying(text: str) -> str:
 
 def test_a_conversation(page):
     page.open()
-    page.send("Add two numbers", saying(REASONED))
-    page.wait_for_answer()
+    page.ask("Add two numbers", REASONED)
     assert page.browser.complaints == []
     assert page.text("article.user .said") == "Add two numbers"
     assert page.text(".text h2") == "Sum"
     assert page.text("pre .nf") == "add"
-    assert page.value("getComputedStyle(document.querySelector('pre .k')).color") != page.value(
-        "getComputedStyle(document.querySelector('pre')).color"
-    )
-    assert (
-        page.value("getComputedStyle(document.querySelector('math [data-style]')).color") == "rgb(255, 0, 0)"
-    )
+    color = "getComputedStyle(document.querySelector('%s')).color"
+    assert page.value(color % "pre .k") != page.value(color % "pre")
+    assert page.value(color % "math [data-style]") == "rgb(255, 0, 0)"
     assert page.value("document.querySelector('.text a').rel") == "noopener noreferrer"
     assert "tokens/s" in page.text(".below span")
     details = "document.querySelector('.reasoning')"
@@ -117,31 +142,26 @@ def test_a_conversation(page):
     assert page.text(".reasoning p").strip() == "Think first."
     assert page.text("#status").startswith("The answer is complete.")
 
-    page.value(f"window.grammar = {json.dumps(saying('Other.'))}")
+    page.next_says("Other.")
     page.click(".again")
     page.wait_for_answer()
     page.wait("document.querySelector('.text').textContent === 'Other.\\n'")
-    assert page.value("document.querySelectorAll('article').length") == 2
     assert page.value("sent.at(-1).messages.length") == 1
     assert page.text(".versions") == "‹ 2/2 ›", "the former answer stays"
 
-    page.send("And more", saying("Yes."))
-    page.wait("document.querySelectorAll('article').length === 4")
-    page.wait_for_answer()
-    assert page.value("sent.at(-1).messages.map((m) => m.role)") == ["user", "assistant", "user"]
+    page.ask("And more", "Yes.", 4)
     asked = page.value("sent.at(-1)")
+    assert [each["role"] for each in asked["messages"]] == ["user", "assistant", "user"]
     assert asked["messages"][1]["content"] == "Other."
     own = {"messages", "stream", "stream_options", "grammar"}
     assert set(asked) == own, "without settings, the server's sampling holds"
-    page.browser.open(page.server.url.removesuffix("/v1") + "/")
-    assert page.value("document.querySelectorAll('article').length") == 4, "the browser keeps it"
-    page.click("#new")
-    assert page.value("document.querySelectorAll('article').length") == 0
-    page.click("#list .open")
-    assert page.value("document.querySelectorAll('article').length") == 4
-    page.click("#list button[aria-label^=Delete]")
-    assert page.value("document.querySelectorAll('article, #list li').length") == 0
-    assert page.value("Object.keys(localStorage).filter((name) => name.startsWith('spac.chat'))") == []
+    page.reload()
+    assert page.count("article") == 4, "the browser keeps it"
+    for button, n in (("#new", 0), ("#list .open", 4), ("#list button[aria-label^=Delete]", 0)):
+        page.click(button)
+        assert page.count("article") == n
+    assert page.count("#list li") == 0
+    assert page.is_clean()
 
 
 def test_streaming_stopping_and_the_map(page):
@@ -189,31 +209,27 @@ def texts(page: Page) -> list[str]:
 def test_messages_are_edited_and_deleted(page):
     """Former versions and what followed them can be shown again. What is deleted can come back."""
     page.open()
-    for text, said in (("One", "First."), ("Two", "Second.")):
-        page.send(text, saying(said))
-        page.wait(f"document.querySelectorAll('.text').length && {json.dumps(said)} === "
-                  "[...document.querySelectorAll('.text')].at(-1).textContent.trim()")  # fmt: skip
-        page.wait_for_answer()
-    page.value(f"window.grammar = {json.dumps(saying('Third.'))}")
+    page.ask("One", "First.")
+    page.ask("Two", "Second.", 4)
+    both = ["One", "First.", "Two", "Second."]
+    page.next_says("Third.")
     page.press("Edit", 0)
     assert page.value("document.activeElement.value") == "One"
-    page.browser.send("Input.insertText", text=" and more")
-    page.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
-    page.wait("document.querySelectorAll('article').length === 2")
+    page.type(" and more")
     page.wait_for_answer()
     assert texts(page) == ["One and more", "Third."]
     assert [one["content"] for one in page.value("sent.at(-1).messages")] == ["One and more"]
     assert versions(page) == ["‹ 2/2 ›"]
     page.click("[aria-label='Version before']")
-    assert texts(page) == ["One", "First.", "Two", "Second."]
+    assert texts(page) == both
     assert page.value("document.activeElement.getAttribute('aria-label')") == "Version after"
-    page.browser.open(page.server.url.removesuffix("/v1") + "/")
-    assert texts(page) == ["One", "First.", "Two", "Second."], "the browser keeps the version that is shown"
+    page.reload()
+    assert texts(page) == both, "the browser keeps the version that is shown"
     page.press("Delete", 2)
-    assert texts(page) == ["One", "First."]
+    assert texts(page) == both[:2]
     assert page.text("#undo") == "The exchange is deleted. Undo"
     page.click("#undo button")
-    assert texts(page) == ["One", "First.", "Two", "Second."]
+    assert texts(page) == both
     page.press("Delete", 0)
     assert (texts(page), versions(page)) == (["One and more", "Third."], []), "the other version is left"
     page.click("#undo button")
@@ -221,25 +237,14 @@ def test_messages_are_edited_and_deleted(page):
     page.click("#list button[aria-label^=Delete]")
     assert texts(page) == []
     page.click("#undo button")
-    assert texts(page) == ["One", "First.", "Two", "Second."]
+    assert texts(page) == both
     assert page.browser.complaints == []
-
-
-def test_an_answer_that_fails_leaves_the_former_one(page):
-    page.open()
-    page.send("Hello", saying("Hi."))
-    page.wait_for_answer()
-    page.value("window.grammar = 'root ::= ('")
-    page.click(".again")
-    page.wait("document.querySelector('.fault') !== null")
-    assert (texts(page), versions(page)) == (["Hello", "Hi."], [])
 
 
 def test_messages_and_code_are_copied(page):
     page.open()
     page.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }, 1")
-    page.send("Add", saying(MARKDOWN))
-    page.wait_for_answer()
+    page.ask("Add", MARKDOWN)
     page.press("Copy")
     page.wait("window.copied")
     assert page.value("copied") == MARKDOWN
@@ -270,16 +275,12 @@ def bring(page: Page, name: str, text: str) -> None:
 
 def test_conversations_are_renamed_searched_and_imported(page):
     page.open()
-    page.send("Apples", saying("About fruit."))
-    page.wait_for_answer()
+    page.ask("Apples", "About fruit.")
     page.click("#new")
-    page.send("Cars", saying("Yes."))
-    page.wait("document.querySelectorAll('article').length === 2")
-    page.wait_for_answer()
+    page.ask("Cars", "Yes.")
     assert titles(page) == ["Cars", "Apples"]
     page.click("#list button[aria-label^='Rename']")
-    page.browser.send("Input.insertText", text="Fruit <b>salad</b>")
-    page.browser.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
+    page.type("Fruit <b>salad</b>")
     assert titles(page) == ["Cars", "Fruit <b>salad</b>"]
     for words, found in (("FRUIT", 1), ("car", 1), ("yes", 1), ("s", 2), ("none", 0), ("", 2)):
         search(page, words)
@@ -288,7 +289,6 @@ def test_conversations_are_renamed_searched_and_imported(page):
     page.click("#export")
     exported = page.value("blob.text()")
     page.open()
-    assert titles(page) == []
     no_text, no_role = exported.replace('"content"', '"text"'), exported.replace("user", "system")
     for wrong in ("", "[1]", "{}", no_text, no_role):
         bring(page, "wrong.json", wrong)
@@ -305,23 +305,16 @@ def test_conversations_are_renamed_searched_and_imported(page):
     assert page.browser.complaints == []
 
 
-def press_keys(page: Page, key: str, modifiers: int = 0) -> None:
-    page.browser.send("Input.dispatchKeyEvent", type="rawKeyDown", key=key, modifiers=modifiers)
-
-
 def test_shortcuts(page):
     page.open()
-    page.send("Hello", saying("Hi."))
-    page.wait_for_answer()
+    page.ask("Hello", "Hi.")
     page.value("document.getElementById('prompt').focus()")
-    press_keys(page, "ArrowUp")
-    assert page.value("document.activeElement.getAttribute('aria-label')") == "Edited message"
-    press_keys(page, "Escape")
-    assert page.value("document.activeElement.id") == "prompt"
-    press_keys(page, "k", 2)
-    assert page.value("document.activeElement.id") == "search"
-    press_keys(page, "O", 2 + 8)
-    assert page.value("document.activeElement.id") == "prompt"
+    for key, modifiers, name, focused in (
+        ("ArrowUp", 0, "ariaLabel", "Edited message"), ("Escape", 0, "id", "prompt"),
+        ("k", 2, "id", "search"), ("O", 2 + 8, "id", "prompt"),
+    ):  # fmt: skip
+        page.browser.send("Input.dispatchKeyEvent", type="rawKeyDown", key=key, modifiers=modifiers)
+        assert page.value(f"document.activeElement.{name}") == focused
     assert texts(page) == []
 
 
@@ -329,8 +322,7 @@ def test_a_reader_who_does_not_look_costs_nothing(page):
     page.open()
     page.wait("document.getElementById('phase').textContent === 'Idle.'")
     page.click("#show-live")
-    page.send("Hello", saying("Hi."))
-    page.wait_for_answer()
+    page.ask("Hello", "Hi.")
     assert page.text("#phase") == "Idle.", "the panel is closed, and the feed is not watched"
 
 
@@ -339,20 +331,13 @@ def test_another_conversation_during_an_answer(page):
     page.open()
     page.send("First", ENDLESS)
     length = "(document.querySelector('article.assistant')?.textContent.length || 0)"
+    hidden = "[document.getElementById('send').hidden, document.getElementById('stop').hidden]"
     page.wait(f"{length} > 30")
     page.click("#new")
-    assert page.value("document.querySelectorAll('article').length") == 0
-    assert page.value("[document.getElementById('send').hidden, document.getElementById('stop').hidden]") == [
-        False,
-        True,
-    ]
+    assert (page.count("article"), page.value(hidden)) == (0, [False, True])
     page.click("#list .open")
-    assert page.value("[document.getElementById('send').hidden, document.getElementById('stop').hidden]") == [
-        True,
-        False,
-    ]
-    before = page.value(length)
-    page.wait(f"{length} > {before} + 20")
+    assert page.value(hidden) == [True, False]
+    page.wait(f"{length} > {page.value(length)} + 20")
     page.click("#stop")
     page.wait("!document.getElementById('send').hidden")
     assert "stopped" in page.text(".below span")
@@ -362,35 +347,29 @@ def test_another_conversation_during_an_answer(page):
     page.wait(f"{length} > 30")
     page.click("#list button[aria-label^=Delete]")
     wait_until(lambda: page.server.metric("spac_running") == 0)
-    assert page.value("Object.keys(localStorage).filter((name) => name.startsWith('spac.chat'))") == []
-    assert page.browser.complaints == []
+    assert page.is_clean()
 
 
 def test_a_conversation_that_the_context_does_not_hold(page):
     page.open()
-    said = [
-        {"role": role, "content": f"{i} " + "word " * 100}
-        for i in range(20)
-        for role in ("user", "assistant")
-    ]
+    pairs = [("user", "assistant")] * 20
+    words = "word " * 100
+    said = [{"role": role, "content": f"{i} {words}"} for i, pair in enumerate(pairs) for role in pair]
     chat = {"id": "1-1", "changed": 1, "messages": said}
     page.value(f"localStorage.setItem('spac.chat.1-1', {json.dumps(json.dumps(chat))})")
     page.click("#new")
     page.value("dispatchEvent(new Event('storage'))")
     page.click("#list .open")
-    page.send("And?", saying("Yes."))
-    page.wait_for_answer()
-    n = page.value("sent.at(-1).messages.length")
+    page.ask("And?", "Yes.", 42)  # nothing is lost
+    sent = page.value("sent.at(-1).messages")
+    n = len(sent)
     assert n < 41
     assert n % 2 == 1
-    assert page.value("sent.at(-1).messages[0].role") == "user"
+    assert sent[0]["role"] == "user"
     page.wait("document.querySelector('.below span') !== null")
     assert f"the model no longer sees the first {41 - n} messages" in page.text(".below span")
     assert "of 2048 tokens of the context" in page.text(".below span")
-    assert page.value("document.querySelectorAll('article').length") == 42, "nothing is lost"
-    page.send("And now?", saying("No."))
-    page.wait("document.querySelectorAll('article').length === 44")
-    page.wait_for_answer()
+    page.ask("And now?", "No.", 44)
     assert page.value("sent.at(-1).messages.length") == n + 2
 
 
@@ -404,14 +383,13 @@ def fill(page: Page, **values: str) -> None:
 
 def test_settings_belong_to_a_conversation(page):
     page.open()
-    page.wait("document.getElementById('settings').elements.temperature.placeholder === '0'")
-    names = ("top_k", "top_p", "seed", "max_tokens")
-    assert page.value(
-        f"{json.dumps(names)}.map((name) => document.getElementById('settings').elements[name].placeholder)"
-    ) == ["40", "0.95", "random", "no limit"]
+    loaded = "document.getElementById('settings').elements.temperature.placeholder === '0'"
+    page.wait(loaded)
+    names = ["top_k", "top_p", "seed", "max_tokens"]
+    placeholders = f"{names}.map((name) => document.getElementById('settings').elements[name].placeholder)"
+    assert page.value(placeholders) == ["40", "0.95", "random", "no limit"]
     fill(page, system="Be brief.", temperature="0.5", seed="7", top_p="9", reasoning="off")
-    page.send("Hello", saying("Hi."))
-    page.wait_for_answer()
+    page.ask("Hello", "Hi.")
     sent = page.value("sent[0]")
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["seed"], "top_p" in sent) == (0.5, 7, False), "9 is no share"
@@ -420,14 +398,12 @@ def test_settings_belong_to_a_conversation(page):
     page.click("#new")
     assert page.value("document.getElementById('system').value") == "Be brief.", "the last settings"
     fill(page, system="", temperature="", reasoning="")
-    page.send("Hello", saying("Hi."))
-    page.wait("document.querySelectorAll('article').length === 2")
-    page.wait_for_answer()
+    page.ask("Hello", "Hi.")
     sent = page.value("sent[1]")
     assert (sent["messages"][0]["role"], sent["seed"]) == ("user", 7)
     assert not {"temperature", "chat_template_kwargs"} & set(sent)
-    page.browser.open(page.server.url.removesuffix("/v1") + "/")
-    page.wait("document.getElementById('settings').elements.temperature.placeholder === '0'")
+    page.reload()
+    page.wait(loaded)
     shown = "['system', 'temperature', 'reasoning'].map((name) => settings.elements[name].value)"
     assert page.value(shown) == ["", "", ""]
     page.click("#list .open")
@@ -445,7 +421,7 @@ def test_a_theme_is_kept(page, theme):
     for _ in range(2):
         assert (lightness(page) < 60) == (theme == "dark")
         assert page.value("document.documentElement.style.colorScheme") == theme
-        page.browser.open(page.server.url.removesuffix("/v1") + "/")
+        page.reload()
     assert page.browser.complaints == []
 
 
@@ -472,27 +448,29 @@ def test_a_refusal_is_shown(page):
     page.wait("document.querySelector('.fault') !== null")
     assert "grammar" in page.text(".fault")
     assert page.text(".again") == "Answer", "the question can be asked again"
+    page.click("#new")
+    page.ask("Hello", "Hi.")
+    page.value("window.grammar = 'root ::= ('")
+    page.click(".again")
+    page.wait("document.querySelector('.fault') !== null")
+    assert (texts(page), versions(page)) == (["Hello", "Hi."], []), "the former answer stays"
 
 
 def test_a_message_takes_the_place_of_one_without_an_answer(page):
     """The model never gets two messages of the user in a row, and the former one stays as a version."""
     page.open()
-    page.send("Hello", saying("Hi."))
-    page.wait_for_answer()
+    page.ask("Hello", "Hi.")
     page.send("Fails", "root ::= (")
     page.wait("document.querySelector('.fault') !== null")
-    page.send("Works", saying("Yes."))
-    page.wait("document.querySelectorAll('article').length === 4")
-    page.wait_for_answer()
+    page.ask("Works", "Yes.", 4)
     sent = page.value("sent.at(-1).messages")
     assert [one["content"] for one in sent] == ["Hello", "Hi.", "Works"]
     assert (texts(page), versions(page)) == (["Hello", "Hi.", "Works", "Yes."], ["‹ 2/2 ›"])
     page.click("[aria-label='Version before']")
     assert texts(page) == ["Hello", "Hi.", "Fails"]
-    page.value(f"window.grammar = {json.dumps(saying('Now.'))}")
+    page.next_says("Now.")
     page.press("Answer")
-    page.wait("document.querySelectorAll('article').length === 4")
-    page.wait_for_answer()
+    page.wait_for_answer(4)
     assert texts(page) == ["Hello", "Hi.", "Fails", "Now."], "it can be asked again"
 
 
@@ -519,18 +497,13 @@ def test_text_files(page):
     drop(page, "<b>.txt", json.dumps("plain\n"))
     drop(page, "a.PDF", json.dumps(pdf("Page one").decode()))
     page.wait("document.querySelectorAll('#attached li').length === 3")
-    page.send("Read these", saying("Yes."))
-    page.wait("document.querySelectorAll('article').length === 2")
-    page.wait_for_answer()
+    page.ask("Read these", "Yes.")
     assert page.value("sent.at(-1).messages[0].content") == (
         "notes.md:\n````\n# Grün\n```\nx\n```\n````\n\n<b>.txt:\n```\nplain\n```\n\n"
         "a.PDF:\n```\nPage one\n```\n\nRead these"
     )
-    assert page.value("[...document.querySelectorAll('.file')].map((each) => each.textContent)") == [
-        "notes.md# Grün\n```\nx\n```",
-        "<b>.txtplain\n",
-        "a.PDFPage one",
-    ]
+    shown = page.value("[...document.querySelectorAll('.file')].map((each) => each.textContent)")
+    assert shown == ["notes.md# Grün\n```\nx\n```", "<b>.txtplain\n", "a.PDFPage one"]
     search(page, "grün")
     assert titles(page) == ["Read these"]
     assert page.browser.complaints == []
@@ -542,14 +515,13 @@ def test_text_files(page):
     ):
         drop(page, name, content)
         page.wait(f"[...document.querySelectorAll('.fault')].at(-1)?.textContent === {json.dumps(why)}")
-    assert page.value("document.querySelectorAll('#attached li').length") == 0
+    assert page.count("#attached li") == 0
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_fits(page, dark):
     page.open(dark=dark)
-    page.send("Add", saying(REASONED))
-    page.wait_for_answer()
+    page.ask("Add", REASONED)
     for width in WIDTHS:
         page.browser.view(width, 844, dark=dark, phone=width < 500)
         for panel in (None, "live", "chats"):

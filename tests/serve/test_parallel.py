@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -25,12 +23,11 @@ TEXTS = ["def fibonacci(n):", "The sea is", "import os\n", "class Tree:\n    def
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def several(tmp_path_factory):
     """Yield a server of three requests at once and four that wait."""
     options = ["--parallel", "3", "--queue", "4", "--ctx", "2304", "--temp", "0"]
-    server = Server(tmp_path_factory.mktemp("several"), *options)
-    yield server
-    assert server.stop() == 0
+    with Server(tmp_path_factory.mktemp("several"), *options) as server:
+        yield server
 
 
 def stream(server: Server, text: str) -> str:
@@ -44,22 +41,17 @@ def stream(server: Server, text: str) -> str:
     (("--deterministic",), 1, "one generation at a time, for --deterministic would give each a part"),
     (("--parallel", "1"), 1, ""),
 ])  # fmt: skip
-def test_a_server_that_is_not_told_makes_four_answers_at_once(
-    tmp_path: Path, options: Sequence[str], places: int, said: str
-) -> None:
+def test_a_server_that_is_not_told_makes_four_answers_at_once(tmp_path, options, places, said):
     """A note says so if there are fewer."""
-    server = Server(tmp_path, "--ctx", "4096", *options, fixed=(*ONE_THREAD, "--temp", "0"))
-    try:
-        assert json.loads(server.ask("GET", "/props")[1])["total_slots"] == places
+    with Server(tmp_path, "--ctx", "4096", *options, fixed=(*ONE_THREAD, "--temp", "0")) as server:
+        assert server.get("/props")["total_slots"] == places
         assert said in server.err
         assert bool(said) == ("at once, for" in server.err or "at a time, for" in server.err)
         with ThreadPoolExecutor(5) as pool:
             assert all(pool.map(lambda text: stream(server, text), TEXTS[:5]))
-    finally:
-        assert server.stop() == 0
 
 
-def test_three_run_and_four_wait(several: Server) -> None:
+def test_three_run_and_four_wait(several):
     """Streams that never end take the places. Their clients leave at the end."""
     running, done = threading.Semaphore(0), threading.Event()
 
@@ -91,19 +83,19 @@ def test_three_run_and_four_wait(several: Server) -> None:
     wait_until(lambda: several.metric("spac_running") == 0)
 
 
-def test_the_engines_counts_are_counted_once() -> None:
+def test_the_engines_counts_are_counted_once():
     setting = plain_setting("any.gguf", "cpu", 1, 64, 0, 0.0)
+    meter = Meter(steps=10, step_tokens=18, verify_s=0.6, generated_tokens=18)
     steps = StepMeter()
-    steps.meter = Meter(steps=10, step_tokens=18, verify_s=0.6, generated_tokens=18)
+    steps.meter = meter
 
     class Serving:
-        @property
-        def batch_stats(self) -> RunStats:
-            return RunStats.of(setting, steps.meter)
+        batch_stats = property(lambda _self: RunStats.of(setting, meter))
 
-    engine = Serving()
-    engine.steps = steps  # type: ignore[attr-defined]
-    metrics = Metrics(RequestQueue(4), cast(Engine, engine))
+        def __init__(self) -> None:
+            self.steps = steps
+
+    metrics = Metrics(RequestQueue(4), cast(Engine, Serving()))
 
     def values() -> list[float]:
         families = text_string_to_metric_families(metrics.text().decode())
@@ -114,5 +106,5 @@ def test_the_engines_counts_are_counted_once() -> None:
 
     for _ in range(2):
         assert values() == [10, 0.6, 18]
-    steps.meter.steps += 2
+    meter.steps += 2
     assert values() == [12, 0.6, 18]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from tests.chat.templates import THINKING, THINKING_TOKENS, with_template
 from tests.cli.conftest import ONE_THREAD
-from tests.conftest import TinyModel
 from tests.serve.conftest import Server
 
 USER = [{"role": "user", "content": "hello"}]
@@ -25,48 +23,42 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": NUMBERS}
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tiny_model, tmp_path_factory):
     """Yield a model whose tags of reasoning are tokens."""
     folder = tmp_path_factory.mktemp("reasoning")
-    model = with_template(
-        tiny_model("qwen3moe", n_vocab=288), folder / "model.gguf", THINKING, THINKING_TOKENS
-    )
-    server = Server(folder, "--target", str(model), "--ctx", "2048", "--draft-length", "0", fixed=ONE_THREAD)
-    yield server
-    assert server.stop() == 0
+    source = tiny_model("qwen3moe", n_vocab=288)
+    model = with_template(source, folder / "model.gguf", THINKING, THINKING_TOKENS)
+    options = ("--target", str(model), "--ctx", "2048", "--draft-length", "0")
+    with Server(folder, *options, fixed=ONE_THREAD) as server:
+        yield server
 
 
-def ask(server: Server, path: str, **request: object) -> bytes:
-    status, body = server.ask("POST", path, {"temperature": 0, "max_tokens": 200, **request})
-    assert status == 200, body
-    return body
+CHATS = "/v1/chat/completions"
+FEW = {"temperature": 0, "max_tokens": 200}
+
+
+def tokens(server: Server, text: str) -> list[int]:
+    return server.post("/tokenize", content=text)["tokens"]
 
 
 def said(text: str) -> dict[str, object]:
     """Return the fields of a request that is answered with this text."""
-    return {"messages": USER, "grammar": f"root ::= {json.dumps(text)}"}
-
-
-def test_the_tags_are_tokens(server):
-    assert len(json.loads(ask(server, "/tokenize", content="<think>"))["tokens"]) == 1
+    return {**FEW, "messages": USER, "grammar": f"root ::= {json.dumps(text)}"}
 
 
 @pytest.mark.parametrize(
     ("text", "stop", "reasoning", "content"),
     [
-        (REASONED, ["\n\n"], "one\n\ntwo", "three"),
-        (REASONED, "o", "one\n\ntwo", "three\n\nf"),
-        (REASONED, ["two", "ur"], "one\n\ntwo", "three\n\nfo"),
-        (REASONED, ["t"], "one\n\ntwo", ""),
+        (REASONED, ["\n\n"], "one\n\ntwo", "three"), (REASONED, "o", "one\n\ntwo", "three\n\nf"),
+        (REASONED, ["two", "ur"], "one\n\ntwo", "three\n\nfo"), (REASONED, ["t"], "one\n\ntwo", ""),
         (REASONED, ["<"], "one\n\ntwo", "three\n\nfour"),
         ("<think>\n\none</think>three\n\nfour", ["\n\n"], "one", "three"),
         ("<think>\n\none</think>the answer", ["e", "\n"], "one", "th"),
-        ("three\n\nfour", ["\n\n"], "", "three"),
-        ("\n\nthree", ["\n\n"], "", ""),
+        ("three\n\nfour", ["\n\n"], "", "three"), ("\n\nthree", ["\n\n"], "", ""),
     ],
-)
+)  # fmt: skip
 def test_where_stop_strings_count(server, text, stop, reasoning, content):
-    (one,) = json.loads(ask(server, "/v1/chat/completions", stop=stop, **said(text)))["choices"]
+    (one,) = server.post(CHATS, stop=stop, **said(text))["choices"]
     message = one["message"]
     assert (message.get("reasoning_content") or "").strip() == reasoning
     assert (message["content"] or "").strip() == content
@@ -74,16 +66,13 @@ def test_where_stop_strings_count(server, text, stop, reasoning, content):
 
 
 def test_stop_strings_in_tags_of_several_tokens(thinking_server):
-    body = ask(thinking_server, "/v1/chat/completions", stop=["\n\n"], **said(REASONED))
-    message = json.loads(body)["choices"][0]["message"]
+    message = thinking_server.post(CHATS, stop=["\n\n"], **said(REASONED))["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"].strip()) == ("one\n\ntwo", "three")
 
 
 @pytest.mark.parametrize("form", ["auto", "deepseek-legacy"])
 def test_stop_strings_of_a_stream(server, form):
-    asked = {"stop": ["\n\n"], "stream": True, "reasoning_format": form}
-    body = ask(server, "/v1/chat/completions", **asked, **said(REASONED))
-    sent = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+    sent = server.events(CHATS, {"stop": ["\n\n"], "reasoning_format": form, **said(REASONED)})
     deltas = [one["choices"][0]["delta"] for one in sent if one["choices"]]
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "one\n\ntwo"
     assert "".join(delta.get("content") or "" for delta in deltas).strip() == "three"
@@ -92,7 +81,7 @@ def test_stop_strings_of_a_stream(server, form):
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 def test_stop_strings_of_a_text_that_is_no_chat(server, path):
     """Nothing says that such a text begins with reasoning."""
-    answer = json.loads(ask(server, path, prompt="a", stop=["two"], **said("one two three")))
+    answer = server.post(path, prompt="a", stop=["two"], **said("one two three"))
     assert (answer["choices"][0]["text"] if "choices" in answer else answer["content"]) == "one "
 
 
@@ -100,14 +89,10 @@ def test_stop_strings_of_a_text_that_is_no_chat(server, path):
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_a_budget_holds_with_schemas_and_required_tools(server, asked, budget):
     """The model is kept from ending its reasoning."""
-    (end,) = json.loads(ask(server, "/tokenize", content="</think>"))["tokens"]
-    (begin,) = json.loads(ask(server, "/tokenize", content="<think>"))["tokens"]
-    body = ask(
-        server, "/v1/chat/completions", messages=USER, reasoning_budget_tokens=budget, max_tokens=400,
-        logit_bias=[[end, -80.0], [begin, 80.0]], **asked,
-    )  # fmt: skip
-    message = json.loads(body)["choices"][0]["message"]
-    reasoned = json.loads(ask(server, "/tokenize", content=message.get("reasoning_content") or ""))["tokens"]
-    assert len(reasoned) <= budget
+    (begin,), (end,) = (tokens(server, tag) for tag in THINKING_TOKENS)
+    limits = {"reasoning_budget_tokens": budget, "logit_bias": [[end, -80.0], [begin, 80.0]]}
+    body = {**FEW, "messages": USER, "max_tokens": 400, **limits, **asked}
+    message = server.post(CHATS, body)["choices"][0]["message"]
+    assert len(tokens(server, message.get("reasoning_content") or "")) <= budget
     written = message["tool_calls"][0]["function"]["arguments"] if "tools" in asked else message["content"]
     assert {type(value) for value in json.loads(written).values()} == {int}

@@ -20,11 +20,11 @@ class Numbers(BaseModel):
     b: int
 
 
+PATH = "/v1/responses"
+
+
 def events(server, **request):
-    status, body = server.ask("POST", "/v1/responses", {"input": "hello", "stream": True, **request})
-    assert status == 200, body
-    blocks = [block for block in body.decode().split("\n\n") if block.startswith("event: ")]
-    return [json.loads(block.partition("\ndata: ")[2]) for block in blocks]
+    return server.events(PATH, {"input": "hello", **request})
 
 
 def saying(text: str) -> dict:
@@ -53,28 +53,20 @@ def test_a_call_has_an_end(thinking_server):
 
 def test_an_answer_that_is_cut_says_so(thinking_server):
     cut = {"grammar": "root ::= [a-z]+", "temperature": 0, "max_output_tokens": 5}
-    reason = {"reason": "max_output_tokens"}
-    status, body = thinking_server.ask("POST", "/v1/responses", {"input": "hello", **cut})
-    assert status == 200, body
-    answer = json.loads(body)
-    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", reason)
-    assert answer["output"][-1]["status"] == "incomplete"
-    made = events(thinking_server, **cut)
-    end = made[-1]
-    assert (end["type"], end["response"]["status"]) == ("response.incomplete", "incomplete")
-    assert end["response"]["incomplete_details"] == reason
-    assert end["response"]["output"][-1] == made[-2]["item"]
-    assert made[-2]["item"]["status"] == "incomplete"
+    *_, before, end = events(thinking_server, **cut)
+    assert end["type"] == "response.incomplete"
+    assert end["response"]["output"][-1] == before["item"]
+    for answer in (thinking_server.post(PATH, input="hello", **cut), end["response"]):
+        assert (answer["status"], answer["output"][-1]["status"]) == ("incomplete", "incomplete")
+        assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_an_answer_that_ends_by_itself_is_complete(thinking_server, more):
     """This holds also if it needs all tokens that it may have."""
     said = {"input": "hello", **saying("hi there")}
-    _, body = thinking_server.ask("POST", "/v1/responses", said)
-    n = json.loads(body)["usage"]["output_tokens"]
-    _, body = thinking_server.ask("POST", "/v1/responses", {**said, "max_output_tokens": n + more})
-    answer = json.loads(body)
+    n = thinking_server.post(PATH, said)["usage"]["output_tokens"]
+    answer = thinking_server.post(PATH, said, max_output_tokens=n + more)
     assert (answer["status"], answer["output"][0]["status"]) == ("completed", "completed")
 
 
@@ -95,15 +87,9 @@ def test_the_clients_typed_answer(thinking_server):
 
 @pytest.mark.parametrize("kind", ["json_object", "text"])
 def test_other_forms_of_an_answer(thinking_server, kind):
-    asked = {
-        "input": "hello",
-        "text": {"format": {"type": kind}, "verbosity": "low"},
-        "max_output_tokens": 40,
-    }
-    status, body = thinking_server.ask("POST", "/v1/responses", {**asked, **OFF})
-    assert status == 200, body
-    text = json.loads(body)["output"][0]["content"][0]["text"]
-    assert text.startswith("{") == (kind == "json_object")
+    form = {"format": {"type": kind}, "verbosity": "low"}
+    answer = thinking_server.post(PATH, input="hello", text=form, max_output_tokens=40, **OFF)
+    assert answer["output"][0]["content"][0]["text"].startswith("{") == (kind == "json_object")
 
 
 def test_what_is_no_event_is_passed_on():

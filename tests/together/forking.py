@@ -33,23 +33,16 @@ def text_of(engine: Engine) -> str:
 def attempts(engine: Engine) -> dict[str, Callable[[], object]]:
     """Return calls that use objects that the parent has loaded, by name."""
     loop, experts = engine.loop, engine.experts
-    assert experts is not None
     shape = (3, 5)
     return {
-        "generate": lambda: text_of(engine),
-        "tokenize": lambda: engine.tokenize("a"),
-        "begin": lambda: loop.begin("props", b"", {}),
-        "forget": engine.forget,
-        "on": lambda: loop.on("draft_end", None),
-        "attach_slots": lambda: experts.attach_slots(3),
+        "generate": lambda: text_of(engine), "tokenize": lambda: engine.tokenize("a"),
+        "begin": lambda: loop.begin("props", b"", {}), "forget": engine.forget,
+        "on": lambda: loop.on("draft_end", None), "attach_slots": lambda: experts.attach_slots(3),
         "submit": lambda: experts.submit(np.zeros(shape, np.int32), np.zeros(3, np.int32)),
-        "settle": lambda: experts.settle(60),
-        "residency": experts.residency,
-        "stats": lambda: experts.stats,
-        "layers": lambda: experts.layers,
-        "set_counting": lambda: experts.set_counting(True),
-        "take_demand": experts.take_demand,
-    }
+        "settle": lambda: experts.settle(60), "residency": experts.residency,
+        "stats": lambda: experts.stats, "layers": lambda: experts.layers,
+        "set_counting": lambda: experts.set_counting(True), "take_demand": experts.take_demand,
+    }  # fmt: skip
 
 
 def use(engine: Engine, _path: str) -> None:

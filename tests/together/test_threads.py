@@ -3,10 +3,8 @@ the order in which they end have no effect."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from spac import _core
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
-from tests.conftest import TinyModel
+from tests.serve.conftest import wait_until
 
 N = 24
 TEXT = "def fibonacci(n):"
@@ -30,7 +28,7 @@ TARGETS = {
 
 
 @pytest.fixture
-def simulated_device() -> Iterator[Callable[..., None]]:
+def simulated_device():
     """Yield a function that sets the simulated device until the test ends:
     `simulated_device(upload_gb_s=…)`."""
     yield _core.set_simulated_device
@@ -51,14 +49,14 @@ def text_of(engine: Engine, n: int = N) -> str:
 
 
 @pytest.fixture(scope="module")
-def paths(tiny_model: TinyModel) -> dict[str, Path]:
+def paths(tiny_model):
     made = {name: tiny_model(family, **sizes) for name, (family, sizes) in TARGETS.items()}
     made["draft"] = tiny_model("qwen3moe", n_layer=2, n_expert=6, seed=3)
     return made
 
 
 @pytest.fixture(scope="module")
-def alone(paths: dict[str, Path]) -> dict[str, str]:
+def alone(paths):
     """Return every target's text without other engines and without slots."""
     texts = {}
     for name in TARGETS:
@@ -67,10 +65,8 @@ def alone(paths: dict[str, Path]) -> dict[str, str]:
     return texts
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(TARGETS)), ids="".join)
-def test_side_by_side_and_freed_in_any_order(
-    paths: dict[str, Path], alone: dict[str, str], order: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("order", ["abc", "bca", "cab"])
+def test_side_by_side_and_freed_in_any_order(paths, alone, order):
     """Targets of different shapes are loaded and run at the same time. One has a draft with experts. When one
     is freed, the others go on."""
 
@@ -85,7 +81,7 @@ def test_side_by_side_and_freed_in_any_order(
             engines.pop(ends).close()
 
 
-def test_one_is_freed_while_another_generates(paths: dict[str, Path], alone: dict[str, str]) -> None:
+def test_one_is_freed_while_another_generates(paths, alone):
     with load(paths["b"]) as stays, ThreadPoolExecutor(1) as threads:
         running = threads.submit(lambda: [text_of(stays) for _ in range(12)])
         while not running.done():
@@ -95,7 +91,7 @@ def test_one_is_freed_while_another_generates(paths: dict[str, Path], alone: dic
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1])
-def test_cancel_from_another_thread(paths: dict[str, Path], alone: dict[str, str], after_s: float) -> None:
+def test_cancel_from_another_thread(paths, alone, after_s):
     with load(paths["a"], paths["draft"], ctx=4096) as engine:
         generation = engine.generate(TEXT)
         timer = threading.Timer(after_s, generation.cancel)
@@ -108,7 +104,7 @@ def test_cancel_from_another_thread(paths: dict[str, Path], alone: dict[str, str
         assert text_of(engine) == alone["a"]
 
 
-def test_cancelling_one_does_not_stop_another(paths: dict[str, Path], alone: dict[str, str]) -> None:
+def test_cancelling_one_does_not_stop_another(paths, alone):
     with load(paths["b"], ctx=4096) as one, load(paths["c"]) as other:
         generation = one.generate(TEXT)
         with ThreadPoolExecutor(1) as threads:
@@ -122,24 +118,18 @@ def test_cancelling_one_does_not_stop_another(paths: dict[str, Path], alone: dic
 def wanted(engine: Engine) -> None:
     """Submit a plan with every expert in it. Return when a slow device has copied few of them."""
     experts = engine.experts
-    assert experts is not None
-    shape = (experts.n_layer, experts.n_expert)
-    experts.submit(np.ones(shape, np.int32), np.zeros(shape[0], np.int32))
-    deadline = time.monotonic() + 20
-    while experts.stats["uploads"] == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    experts.submit(
+        np.ones((experts.n_layer, experts.n_expert), np.int32), np.zeros(experts.n_layer, np.int32)
+    )
+    wait_until(lambda: experts.stats["uploads"] > 0)
 
 
-def test_closed_while_a_copy_is_under_way(
-    paths: dict[str, Path], alone: dict[str, str], simulated_device: Callable[..., None]
-) -> None:
+def test_closed_while_a_copy_is_under_way(paths, alone, simulated_device):
     """Closing waits for the copies of one batch, but not for the plan."""
     for _ in range(3):
         engine = load(paths["a"], paths["draft"], slots=1.0)
         simulated_device(upload_gb_s=0.002)  # an expert takes about 10 ms
         wanted(engine)
-        assert engine.experts is not None
         assert engine.experts.stats["uploads"] < engine.n_experts
         started = time.monotonic()
         engine.close()
@@ -149,12 +139,9 @@ def test_closed_while_a_copy_is_under_way(
         assert text_of(engine) == alone["a"]
 
 
-def test_slots_replaced_while_a_copy_is_under_way(
-    paths: dict[str, Path], alone: dict[str, str], simulated_device: Callable[..., None]
-) -> None:
+def test_slots_replaced_while_a_copy_is_under_way(paths, alone, simulated_device):
     with load(paths["a"], paths["draft"], slots=1.0) as engine:
         experts = engine.experts
-        assert experts is not None
         simulated_device(upload_gb_s=0.002)
         for n_slots in (9, 0, 20):
             wanted(engine)
@@ -167,9 +154,7 @@ def test_slots_replaced_while_a_copy_is_under_way(
         assert text_of(engine) == alone["a"]
 
 
-def test_loads_that_fail_while_another_generates(
-    paths: dict[str, Path], alone: dict[str, str], tiny_model: TinyModel
-) -> None:
+def test_loads_that_fail_while_another_generates(paths, alone, tiny_model):
     """The loads fail after both models were loaded."""
     unfit = tiny_model("qwen3", n_vocab=900)
     with load(paths["b"]) as engine, ThreadPoolExecutor(1) as threads:

@@ -48,7 +48,7 @@ class Shaper:
         return TEXT if field in FREE or len(text) > LONGEST or text.startswith("/") else text
 
 
-def laid_out(value: Any, depth: int = 4, indent: str = "\n") -> str:
+def laid_out(value: Any, depth: int = 3, indent: str = "\n") -> str:
     """Return JSON with a line for each value down to `depth`, and one line for each value below."""
     if depth == 0 or not isinstance(value, dict | list) or not value:
         return json.dumps(value)

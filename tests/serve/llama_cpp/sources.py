@@ -31,7 +31,6 @@ def prepare(folder: Path) -> Path:
             _, inside, name = member.name.partition(f"/{llama_source.INSIDE_SDIST}")
             if inside and member.isfile() and name.startswith(WANTED):
                 content = tar.extractfile(member)
-                assert content is not None
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(content.read())
     (folder / TESTS / "tmp").mkdir(exist_ok=True)
