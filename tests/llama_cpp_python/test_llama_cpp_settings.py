@@ -19,15 +19,14 @@ from spac.llama_cpp_python.keywords import llama_keywords
 from spac.llama_cpp_python.llama import Llama
 from spac.model.gguf.check import check_model
 from tests.conftest import TinyModel
+from tests.engine.conftest import memory
 from tests.llama_cpp_python.conftest import TARGET
 from tests.model.test_llama_cpp_settings import (
     PLAIN,
     SETTINGS,
-    bytes_of,
     logits,
     opened,
     settings_of,
-    used_now,
 )
 from tools.compare.driver import first_difference
 from tools.compare.script import Logits
@@ -71,10 +70,10 @@ def test_from_a_configuration(
         assert first_difference(name, "Llama", computed(llm), expected[name]) is None
         assert llm.engine is not None
         notes = [note for note in llm.notes if "--gpu-layers" in note]
-        assert len(notes) == (name in ("two layers", "the output", "no layer"))
+        assert len(notes) == (setting.ours.get("gpu_layers", "all") in (3, 1, "0"))
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "no layer"])  # 0 means all of them
+@pytest.mark.parametrize("name", [name for name in SETTINGS if "'0'" not in name])  # 0 means all of them
 def test_by_the_names_of_llama_cpp(
     name: str, models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]
 ) -> None:
@@ -88,7 +87,7 @@ def test_by_the_names_of_llama_cpp(
 def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
     base = {"device": "simulated", "flash_attn": "off", **SIZES}
     with opened(models["qwen3moe"], gpu_layers=3) as pair:
-        limit = bytes_of(pair) + 10_000  # 10,000 bytes are for a session
+        limit = memory().used + 10_000  # 10,000 bytes are for a session
         expected = logits(pair)
     try:
         config = EngineConfig(models["qwen3moe"], **base, threads=1, gpu_layers="auto", vram_limit=limit)
@@ -98,7 +97,7 @@ def test_as_many_layers_as_fit(models: dict[str, Path]) -> None:
             assert first_difference("auto", "Llama", computed(llm), expected) is None
     finally:
         _core.set_memory_limit("simulated", 0)
-    assert used_now() == 0
+    assert memory().used == 0
 
 
 def test_lora_path(models: dict[str, Path], adapter: Path, expected: dict[str, dict[str, Logits]]) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from spac import _library, demo
-from tests.cli.conftest import environment
+from tests.session.lab import asked
 
 PRE_TOKENIZERS = ("gpt-4o", "deepseek-v3", "bloom", "exaone-moe", "llama-bpe")
 LETTERS = 60_000
@@ -35,13 +31,7 @@ print(json.dumps(results))
 def tokenized(library: Path, texts: list[str]) -> dict[str, list[list[object]]]:
     """Return the number and the hash of the tokens of each text, by pre-tokenizer, with this library."""
     given = {"model": str(demo.TARGET), "pre": PRE_TOKENIZERS, "texts": texts}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=json.dumps(given), capture_output=True, text=True, timeout=100,
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": ""}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    results: dict[str, list[list[object]]] = json.loads(done.stdout)
-    return results
+    return asked(PROGRAM, given, library)  # type: ignore[no-any-return]
 
 
 OURS = _library.library_path().parent
@@ -68,38 +58,3 @@ def test_the_tokens_are_those_of_the_unpatched_library(reference_lib: Path) -> N
     ]
     assert max(map(len, texts)) > 600_000
     assert tokenized(OURS, texts) == tokenized(reference_lib, texts)
-
-
-ENGINE = """
-from spac import demo
-from tests.cli.conftest import environment
-from spac.config import EngineConfig
-from spac.engine import Engine
-from spac.errors import InputError
-
-config = EngineConfig(
-    target=demo.TARGET, draft=demo.DRAFT, threads=1, ctx=256, state="off",
-    override_kv={"tokenizer.ggml.pre": "gpt-4o"},
-)
-with Engine(config) as engine:
-    print(len(engine.tokenize("a" * 60_000)))
-    try:
-        print(len("".join(engine.generate("a" * 60_000, 2))))
-    except InputError as error:
-        print(error)
-"""
-
-
-def test_an_engine() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENGINE],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    n, refusal = done.stdout.splitlines()
-    assert int(n) > 1_000
-    assert "context" in refusal
