@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -18,6 +19,7 @@ from spac.engine import Engine
 from spac.papers.moe_spac import MoeSpacScheduler
 from spac.scheduler import Event, Plan, Scheduler, View, whole_layers
 from spac.scheduler.logistic import LogisticScheduler
+from spac.scheduler.whole_layers import _Pool
 from tests.engine.conftest import config
 from tests.scheduler.reference_logistic import Reference
 from tests.scheduler.views import make_view, models
@@ -227,6 +229,16 @@ def test_a_restored_one_has_the_same_layers_whole(model, seed, kind):
                 # A state has fewer digits than what it was made of.
                 np.testing.assert_allclose(plans[0].priority, plans[1].priority, rtol=1e-5, atol=2)
                 assert first._whole.whole.tolist() == second._whole.whole.tolist()
+
+
+def test_of_equal_priorities_the_first_experts_are_kept():
+    layers = SimpleNamespace(
+        whole=np.zeros(2), slots_left=[5], _exists=np.ones((2, 4), np.bool_), _n_expert=np.array([4, 4])
+    )
+    likely, used = np.ones((2, 4), np.int64), np.zeros((2, 4), np.bool_)
+    pool = _Pool.of(layers, 0, np.arange(2), likely, np.full((2, 4), 7, np.int32), used)
+    assert pool.kept.ravel().tolist() == [True] * 5 + [False] * 3
+    assert pool.best.ravel().tolist() == [False] * 5 + [True] * 3
 
 
 def test_a_state_that_names_too_many_layers_is_cut_to_the_slots():

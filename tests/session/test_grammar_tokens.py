@@ -60,10 +60,10 @@ def grammars(n: int) -> list[str]:
 
 def allowed(library: Path) -> list[list[int]]:
     """Return the tokens that the grammars allow at each place, with this library."""
-    return asked(PROGRAM, {"model": str(demo.TARGET), "texts": grammars(150)}, library)  # type: ignore[no-any-return]
+    return asked(PROGRAM, {"model": str(demo.TARGET), "texts": grammars(100)}, library)  # type: ignore[no-any-return]
 
 
 def test_allowed_tokens(reference_lib: Path) -> None:
     ours, theirs = allowed(_library.library_path().parent), allowed(reference_lib)
     assert ours == theirs
-    assert sum(map(bool, ours)) > 300
+    assert sum(map(bool, ours)) > 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from spac import _library, demo
@@ -28,9 +29,11 @@ print(json.dumps(results))
 """
 
 
-def tokenized(library: Path, texts: list[str]) -> dict[str, list[list[object]]]:
+def tokenized(
+    library: Path, texts: list[str], pre: Sequence[str] = PRE_TOKENIZERS
+) -> dict[str, list[list[object]]]:
     """Return the number and the hash of the tokens of each text, by pre-tokenizer, with this library."""
-    given = {"model": str(demo.TARGET), "pre": PRE_TOKENIZERS, "texts": texts}
+    given = {"model": str(demo.TARGET), "pre": pre, "texts": texts}
     return asked(PROGRAM, given, library)  # type: ignore[no-any-return]
 
 
@@ -51,10 +54,9 @@ def test_the_tokens_are_those_of_the_unpatched_library(reference_lib: Path) -> N
     prose = "".join(f"The {i}th line, of words and (signs): it's café {i * 7919}.\n" for i in range(12_000))
     texts = [
         *(unit * n for unit in UNITS for n in (1, 7, 700, 5_000)),
-        prose[:1_900],
-        prose[:2_100],
-        prose,
-        "x" * 30 + "\n" + " \n\t\n" * 700 + prose[:3_000],
-    ]
-    assert max(map(len, texts)) > 600_000
+        prose[:1_900], prose[:2_100], "x" * 30 + "\n" + " \n\t\n" * 700 + prose[:3_000],
+    ]  # fmt: skip
     assert tokenized(OURS, texts) == tokenized(reference_lib, texts)
+    assert len(prose) > 600_000
+    few = PRE_TOKENIZERS[:2]
+    assert tokenized(OURS, [prose], few) == tokenized(reference_lib, [prose], few)
