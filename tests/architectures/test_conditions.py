@@ -1,7 +1,7 @@
 """These tests compare odd shapes and all settings of a context with the reference, bit for bit.
 
-No real model has these shapes. The plan changes before every step. tests/backend has every architecture at
-its default shape. One worker process for each library runs all cases.
+No real model has these shapes. The plan changes before every step. test_families.py has every
+architecture at its default shape. One worker process for each library runs all cases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Splitting experts over device and CPU changes no bit of any logit, at any residency and while it changes.
 
-One worker process runs all cases on the stock library, and one runs them on spac's. Each test looks at one
-run of the results. tools/compare/README.md describes the reference.
+One worker process runs all cases on the stock library, and one runs them on spac's. Each model has a
+part of the runs, and each run several models. tests/architectures has every architecture.
+tools/compare/README.md describes the reference.
 """
 
 from __future__ import annotations

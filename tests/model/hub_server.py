@@ -36,6 +36,8 @@ class Hub:
     """The content that the list has in place of a file's."""
     ranges: list[str] = field(default_factory=list)
     """The ranges of the downloads so far, "" for a whole file."""
+    loops: bool = False
+    """True if each file is redirected to itself."""
     address: str = ""
 
     def commit(self, repo: str) -> str:
@@ -76,6 +78,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "RepoNotFound")
         elif match.re is _REPO:
             self._tell(repo, match[2] or "")
+        elif self.hub.loops:
+            self.send_response(302)
+            self.send_header("Location", path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif match[3] not in self.hub.repos[repo]:
             self._refuse(404, "EntryNotFound")
         else:

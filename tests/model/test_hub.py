@@ -115,6 +115,11 @@ def test_a_download_and_the_cache(hub):
     assert [model.name for model in cached_models()] == ["a/m:Q4_K_M", "a/m:Q8_0"]
 
 
+def test_redirects_without_end(hub):
+    hub.repos["a/m"], hub.loops = {"m-Q8_0.gguf": b"8"}, True
+    assert "the hub leads from 127.0.0.1 to itself again and again" in refusal()
+
+
 def test_all_parts_of_a_split_model(hub):
     hub.repos["a/m"] = {f"q/m-Q8_0-0000{i}-of-00002.gguf": bytes([i]) for i in (1, 2)}
     path = fetch(Name("a/m", "Q8_0"), "", QUIET)

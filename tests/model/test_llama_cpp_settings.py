@@ -180,16 +180,20 @@ CELLS = 4096 * 3 * 2 * 2 * 32
 """Numbers of a cache: tokens, layers, K and V, heads, and a head's size."""
 
 
+PLAIN_KV = {"flash_attn": "off"}
+
+
 @pytest.mark.parametrize(
     ("family", "more", "less", "n_bytes"),
     [("qwen3moe", {}, {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, CELLS * (2 - 34 / 32)),
      ("qwen3moe", {}, {"cache_type_k": "q4_0", "cache_type_v": "q4_0"}, CELLS * (2 - 18 / 32)),
-     ("qwen3moe", {}, {"kv_offload": False}, CELLS * 2), ("gpt-oss", {"swa_full": True}, {}, 1)],
+     ("qwen3moe", PLAIN_KV, {**PLAIN_KV, "kv_offload": False}, CELLS * 2),
+     ("gpt-oss", {"swa_full": True}, {}, 1)],
 )  # fmt: skip
 def test_smaller_caches_take_less_of_the_device(models, family, more, less, n_bytes):
     used = []
     for options in (more, less):
-        with opened(models[family], flash_attn="on", ctx=4096, **options):
+        with opened(models[family], **{"flash_attn": "on", "ctx": 4096, **options}):
             used.append(memory().used)
     assert used[0] - used[1] >= 0.9 * n_bytes
 
@@ -259,7 +263,10 @@ def test_the_draft_s_are_the_draft_s(models, tiny_model):
         ({"rope_freq_scale": float("nan")}, "rope_freq_scale"),
         ({"threads_batch": 513}, "0 to 512"),
         ({"override_kv": {"": 1}}, "a key has 1 to 127 bytes"),
+        ({"override_kv": {"a": "x" * 128}}, "more than 127 bytes"),
         ({"override_kv": {"a": 2**63}}, "64 bits"),
+        ({"lora": [3]}, "neither a file nor a pair"),
+        ({"gpu_layers": 1.5}, "a number of layers, all or auto"),
         ({"override_kv": {"a": None}}, "int, float, bool, str"),
         ({"lora": [("a.gguf", "much")]}, "the scale of a.gguf must be a number"),
     ],

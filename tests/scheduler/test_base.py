@@ -35,6 +35,7 @@ def test_shares_use_every_slot_that_can_be_used(model):
         (np.zeros((3, 5), complex), np.zeros(3, np.int32)),
         (np.zeros((3, 5), np.int32), np.zeros(3, object)),
         ([[0] * 5] * 3, np.zeros(3, np.int32)),
+        (np.zeros((3, 5), np.int32), np.zeros(2, np.int32)),
         (np.zeros(5, np.int32), np.zeros(1, np.int32)),
     ],
 )
