@@ -10,21 +10,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from time import monotonic
 
 import numpy as np
 import pytest
 
-from spac import _core, env
-from spac.config import EngineConfig, SamplingConfig
+from spac import _core, demo, env
 from spac.engine import Engine
 from spac.errors import DeviceError
 from spac.machine.arrays import Float32Array
 from spac.model.c_api import Context, Model, take_notices
-from tests.conftest import ROOT, TinyModel
+from tests.conftest import ROOT
 from tests.decoding import CONTEXT, decode
+from tests.engine.conftest import config, text_of
 
 TIMEOUT = 0.4
 PROMPT, TOKENS = [5, 9, 2, 40, 7], [11, 3, 100, 8]
@@ -37,7 +36,7 @@ LINE = re.compile(
 
 
 @pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
+def switches():
     yield
     _core.set_simulated_device()
     _core.set_launch_ahead(None)
@@ -73,19 +72,17 @@ def decode_all(context: Context) -> list[Float32Array]:
 
 
 def fails(context: Context, tokens: list[int], position: int) -> float:
-    """Decode tokens, which has to fail. Return how many seconds that took."""
     start = monotonic()
     with pytest.raises(AssertionError):
         decode(context, tokens, position)
     return monotonic() - start
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("fault", ["no-signal", "slow-queue"])
-def test_one_line_and_the_plain_order(
-    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture, fault: str, share: float, lookahead: int
-) -> None:
+@pytest.mark.parametrize(
+    ("fault", "share", "lookahead"),
+    [("no-signal", 0.0, 1), ("no-signal", 0.5, 0), ("slow-queue", 0.0, 0), ("slow-queue", 0.5, 1)],
+)
+def test_one_line_and_the_plain_order(tiny_model, caplog, fault, share, lookahead):
     with contexts(tiny_model("qwen3moe", n_layer=5), share, 3, lookahead) as (plain, stuck, other):
         expected = decode_all(plain)
         _core.set_launch_ahead(True)
@@ -110,7 +107,6 @@ def test_one_line_and_the_plain_order(
 
 
 def hang(path: str) -> None:
-    """Run the hanging device in the process of the next test."""
     with contexts(Path(path), 0.5, 1) as (context,):
         _core.set_launch_ahead(True)
         decode(context, PROMPT, 0)
@@ -122,7 +118,7 @@ def hang(path: str) -> None:
     print("over")
 
 
-def test_a_device_that_hangs_fails_every_graph_and_lets_the_process_end(tiny_model: TinyModel) -> None:
+def test_a_device_that_hangs_fails_every_graph_and_lets_the_process_end(tiny_model):
     code = f"from tests.backend.test_gate_deadline import hang; hang({str(tiny_model('qwen3moe'))!r})"
     paths = os.pathsep.join([str(ROOT), *sys.path])
     command = [sys.executable, "-c", code]
@@ -139,25 +135,14 @@ def test_a_device_that_hangs_fails_every_graph_and_lets_the_process_end(tiny_mod
     assert last == "over"
 
 
-def test_an_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_goes_on(monkeypatch):
     monkeypatch.setenv(env.FORM.name, "ahead")
     monkeypatch.setenv(env.GATE_TIMEOUT.name, "1.5")
-    config = EngineConfig(
-        target=str(files("spac.demo") / "target.gguf"),
-        draft=str(files("spac.demo") / "draft.gguf"),
-        device="simulated",
-        threads=1,
-        ctx=512,
-        slots="25%",
-        scheduler="static",
-    )
-    greedy = SamplingConfig(temp=0, ignore_eos=True)
-    prompt = "Once upon a time there was a small fox who lived in the wood. "
     take_notices()  # remove the notices of other tests
-    with Engine(config) as engine:
-        expected = "".join(engine.generate(prompt, 20, sampling=greedy))
+    with Engine(config(draft=demo.DRAFT, slots="25%", scheduler="static")) as engine:
+        expected = text_of(engine)
         _core.set_simulated_device(fault="no-signal")
         with pytest.raises(DeviceError):
-            "".join(engine.generate(prompt + "He had", 20, sampling=greedy))
-        assert "".join(engine.generate(prompt, 20, sampling=greedy)) == expected
+            text_of(engine, "Once upon a time")
+        assert text_of(engine) == expected
         assert sum("within 1.5 s (SPAC_GATE_TIMEOUT)" in note for note in engine.notes) == 1

@@ -8,7 +8,6 @@ import pytest
 
 from spac import _core
 from spac.model.c_api import Context, Model
-from tests.conftest import TinyModel
 from tools.models import Shape
 
 
@@ -20,9 +19,7 @@ def is_mapped(path: Path) -> bool:
     ("mode", "memory", "mapped"),
     [(None, "staged", True), ("mmap", "staged", True), ("none", "pinned", False)],
 )
-def test_the_mapping_is_kept_where_there_is_one(
-    tiny_model: TinyModel, mode: str | None, memory: str, mapped: bool
-) -> None:
+def test_the_mapping_is_kept_where_there_is_one(tiny_model, mode, memory, mapped):
     from llama_cpp import llama_cpp as api
 
     path = tiny_model("qwen3moe", Shape())

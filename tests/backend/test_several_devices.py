@@ -4,16 +4,11 @@ The devices are simulated ones of different memory and speed. Each has its own s
 on its own link. tests/engine/test_several_devices.py has the engine on several devices.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import TinyModel
-from tools.compare import HALF, Case, Job, Run, Settings, compare, run_worker
-from tools.compare.driver import Result
+from tools.compare import HALF, Case, Job, Run, Settings
 from tools.models import Shape
 
 SLOW = {"memory_mb": 64, "upload_gb_s": 0.5, "latency_us": 2, "delay_us": 10}
@@ -48,7 +43,7 @@ SPLITS = {
 
 
 @pytest.fixture(scope="module")
-def cases(tiny_model: TinyModel) -> dict[str, Case]:
+def cases(tiny_model):
     made = {
         name: Case(name, str(tiny_model(family, shape)), HALF, BRIEF, script="half", tensor_split=(1, 1))
         for name, (family, shape) in MODELS.items()
@@ -64,32 +59,18 @@ def cases(tiny_model: TinyModel) -> dict[str, Case]:
 
 
 @pytest.fixture(scope="module")
-def reference(
-    cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Result:
-    job = Job(tuple(replace(case, runs=(Run(),), tensor_split=()) for case in cases.values()))
-    return run_worker("reference", job, tmp_path_factory.mktemp("reference"), lib_path=reference_lib)
+def two(cases, equal):
+    """Return the results of two devices, which are the reference's."""
+    return equal(Job(tuple(cases.values()), simulated_device=FAST, further_devices=(SLOW,)))
 
 
-@pytest.fixture(scope="module")
-def two(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Result:
-    job = Job(tuple(cases.values()), simulated_device=FAST, further_devices=(SLOW,))
-    return run_worker("spac", job, tmp_path_factory.mktemp("two"))
-
-
-def test_two_devices_change_no_logit(cases, two, reference):
-    assert [str(found) for case in cases.values() for found in compare(case, two, reference)] == []
-
-
-def test_three_devices_change_no_logit(cases, reference, tmp_path_factory):
+def test_three_devices_change_no_logit(cases, equal):
     chosen = [
         replace(cases[name], tensor_split=(1, 1, 1), runs=(*BRIEF, *RUNS[8:9]))
         for name in ("qwen3moe mixed", "gpt-oss")
     ]
     job = Job(tuple(chosen), simulated_device=SLOW, further_devices=(FAST, {**SLOW, "upload_gb_s": 0.1}))
-    result = run_worker("spac", job, tmp_path_factory.mktemp("three"))
-    assert [str(found) for case in chosen for found in compare(case, result, reference)] == []
-    devices = result.meta["qwen3moe mixed|moving"]["devices"]
+    devices = equal(job).meta["qwen3moe mixed|moving"]["devices"]
     assert [each["name"] for each in devices] == ["simulated", "simulated1", "simulated2"]
     assert [each["n_layer"] for each in devices] == [2, 2, 1]
     assert all(each["uploads"] > 0 for each in devices)

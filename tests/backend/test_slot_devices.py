@@ -4,17 +4,12 @@ The devices are simulated ones. ggml's scheduler copies a block's input to the d
 output back. tests/engine/test_slot_devices.py has the option.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.backend.test_several_devices import BRIEF, FAST, MODELS, RUNS, SLOW
-from tests.conftest import TinyModel
-from tools.compare import HALF, Case, Job, Run, Settings, compare, run_worker
-from tools.compare.driver import Result
+from tools.compare import HALF, Case, Job, Settings
 
 CHOSEN = tuple(
     run for run in RUNS if run.name in {"all", "moving", "prompts streamed", "misses loaded, moving"}
@@ -24,56 +19,29 @@ LAYERS = ((), (2, 3, 4))
 
 
 @pytest.fixture(scope="module")
-def cases(tiny_model: TinyModel) -> dict[str, Case]:
+def cases(tiny_model):
     made = {
-        name: Case(
-            name,
-            str(tiny_model(*MODELS[name])),
-            HALF,
-            runs,
-            script="half",
-            tensor_split=(1, 0),
-            slot_layers=LAYERS,
-        )
+        name: Case(name, str(tiny_model(*MODELS[name])), HALF, runs, script="half", tensor_split=(1, 0),
+                   slot_layers=LAYERS)
         for name, runs in {"qwen3moe mixed": CHOSEN, "deepseek2": BRIEF[2:], "gpt-oss": BRIEF[1:]}.items()
-    }
-    small = Settings(n_batch=128, n_ubatch=24, flash_attn=True)
-    everything = ((), (0, 1, 2, 3, 4))
+    }  # fmt: skip
     made["all, small ubatch"] = replace(
-        made["qwen3moe mixed"],
-        name="all, small ubatch",
-        settings=small,
-        slot_layers=everything,
-        runs=BRIEF[2:],
-    )
+        made["qwen3moe mixed"], name="all, small ubatch", slot_layers=((), (0, 1, 2, 3, 4)), runs=BRIEF[2:],
+        settings=Settings(n_batch=128, n_ubatch=24, flash_attn=True),
+    )  # fmt: skip
     return made
 
 
 @pytest.fixture(scope="module")
-def reference(
-    cases: dict[str, Case], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Result:
-    plain = [replace(case, runs=(Run(),), tensor_split=(), slot_layers=()) for case in cases.values()]
-    return run_worker(
-        "reference", Job(tuple(plain)), tmp_path_factory.mktemp("reference"), lib_path=reference_lib
-    )
+def two(cases, equal):
+    """Return the results with a second device, which are the reference's."""
+    return equal(Job(tuple(cases.values()), simulated_device=FAST, further_devices=(SLOW,)))
 
 
-@pytest.fixture(scope="module")
-def two(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Result:
-    job = Job(tuple(cases.values()), simulated_device=FAST, further_devices=(SLOW,))
-    return run_worker("spac", job, tmp_path_factory.mktemp("two"))
-
-
-def test_slots_on_a_second_device_change_no_logit(cases, two, reference):
-    assert [str(found) for case in cases.values() for found in compare(case, two, reference)] == []
-
-
-def test_slots_on_two_further_devices_change_no_logit(cases, reference, tmp_path_factory):
+def test_slots_on_two_further_devices_change_no_logit(cases, equal):
     case = replace(cases["gpt-oss"], tensor_split=(1, 0, 0), slot_layers=((), (1,), (2, 3)))
-    job = Job((case,), simulated_device=SLOW, further_devices=(FAST, {**SLOW, "upload_gb_s": 0.1}))
-    result = run_worker("spac", job, tmp_path_factory.mktemp("three"))
-    assert [str(found) for found in compare(case, result, reference)] == []
+    further = FAST, {**SLOW, "upload_gb_s": 0.1}
+    result = equal(Job((case,), simulated_device=SLOW, further_devices=further))
     devices = result.meta["gpt-oss|moving"]["devices"]
     assert [each["n_layer"] for each in devices] == [1, 1, 2]
     assert all(each["uploads"] > 0 for each in devices)
@@ -97,6 +65,5 @@ def test_each_device_did_its_part(two):
 
 
 def test_graphs_of_layers_are_kept(two):
-    """The second device has a graph for each layer and shape. Those of a first run serve the next ones."""
     assert two.meta["qwen3moe mixed|all"]["stats"]["graphs_prepared"] > 0
     assert two.meta["qwen3moe mixed|moving"]["stats"]["graphs_prepared"] == 0

@@ -17,7 +17,6 @@ from spac import _core
 from spac.errors import InputError
 from spac.machine.arrays import Int32Array
 from spac.model.c_api import Context, Model
-from tests.conftest import TinyModel
 from tests.decoding import CONTEXT, api, decode
 from tools.models import FAMILIES
 
@@ -52,7 +51,6 @@ def on_cpu(path: Path) -> Iterator[tuple[Context, _core.Tap]]:
 
 
 def ask_all(tap: _core.Tap, experts: _core.Experts) -> None:
-    """Ask the router of every MoE layer for as many experts as a token uses."""
     blocks = [int(re.findall(r"\d+", layer.name)[0]) for layer in experts.layers]
     tap.ask(experts, blocks, [layer.n_used for layer in experts.layers])
 
@@ -63,7 +61,7 @@ def used(experts: _core.Experts) -> Int32Array:
 
 
 @pytest.mark.parametrize("family", ROUTERS)
-def test_a_models_own_states_choose_what_it_uses(tiny_model: TinyModel, family: str) -> None:
+def test_a_models_own_states_choose_what_it_uses(tiny_model, family):
     path, shape = tiny_model(family), FAMILIES[family].default
     with on_simulated(path) as (context, tap, experts), on_cpu(path) as (other, host):
         assert (tap.n_layer, tap.n_embd) == (shape.n_layer, shape.n_embd)
@@ -84,7 +82,7 @@ def test_a_models_own_states_choose_what_it_uses(tiny_model: TinyModel, family: 
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_dense_drafts_states(tiny_model: TinyModel, family: str) -> None:
+def test_a_dense_drafts_states(tiny_model, family):
     """The device finds the states by dataflow, the CPU by names."""
     with on_simulated(tiny_model("mixtral")) as (target, _, experts):
         decode(target, [1], 0)
@@ -101,7 +99,7 @@ def test_a_dense_drafts_states(tiny_model: TinyModel, family: str) -> None:
     assert len({each.tobytes() for each in found[0]}) > 1, "every token has states of its own"
 
 
-def test_fewer_layers_and_other_numbers(tiny_model: TinyModel) -> None:
+def test_fewer_layers_and_other_numbers(tiny_model):
     with on_simulated(tiny_model("qwen3moe")) as (context, tap, experts):
         ask_all(tap, experts)
         decode(context, [3], 0)
@@ -120,7 +118,7 @@ def test_fewer_layers_and_other_numbers(tiny_model: TinyModel) -> None:
         assert np.array_equal(found[3], whole[:3, :2])
 
 
-def test_layers_are_known_while_the_token_is_computed(tiny_model: TinyModel) -> None:
+def test_layers_are_known_while_the_token_is_computed(tiny_model):
     """A thread sees a growing number of layers of each token, and at the end what the token used."""
     seen: list[tuple[int, Int32Array]] = []
 
@@ -153,11 +151,8 @@ def test_layers_are_known_while_the_token_is_computed(tiny_model: TinyModel) -> 
     assert np.array_equal(np.sort(whole), wanted)
 
 
-@pytest.mark.parametrize("straight", [True, False])
-@pytest.mark.parametrize("settings", [{}, {"latency_us": 20, "delay_us": 100}])
-def test_a_context_that_grows_and_a_device_that_is_late(
-    tiny_model: TinyModel, settings: dict[str, int], straight: bool
-) -> None:
+@pytest.mark.parametrize(("straight", "settings"), [(True, {}), (False, {"latency_us": 20, "delay_us": 100})])
+def test_a_context_that_grows_and_a_device_that_is_late(tiny_model, settings, straight):
     """Graphs change with the length of the context's memory. There are more of them than the tap keeps, and
     then the first ones come again. A device whose kernels do not reach the host's memory copies."""
     _core.set_hand_over_in_place(straight)
@@ -183,7 +178,7 @@ def test_a_context_that_grows_and_a_device_that_is_late(
             _core.set_hand_over_in_place(None)
 
 
-def test_a_context_that_goes_takes_its_memory_along(tiny_model: TinyModel) -> None:
+def test_a_context_that_goes_takes_its_memory_along(tiny_model):
     with on_simulated(tiny_model("mixtral")) as (context, tap, experts):
         decode(context, [4], 0)
         assert (tap.answers(), tap.n_shown) == (None, 0)
@@ -194,14 +189,14 @@ def test_a_context_that_goes_takes_its_memory_along(tiny_model: TinyModel) -> No
     assert tap.next(0, 0) is None
 
 
-def test_a_tap_is_one_contexts() -> None:
+def test_a_tap_is_one_contexts():
     tap = _core.Tap()
     assert (tap.n_layer, tap.n_embd, tap.answers()) == (0, 0, None)
     with tap, pytest.raises(InputError, match="entered already"):
         tap.__enter__()
 
 
-def test_routers_that_cannot_be_asked(tiny_model: TinyModel) -> None:
+def test_routers_that_cannot_be_asked(tiny_model):
     with (
         on_simulated(tiny_model("mixtral")) as (context, tap, experts),
         on_simulated(tiny_model("mixtral", n_embd=128)) as (_, _, wide),
@@ -219,7 +214,7 @@ def test_routers_that_cannot_be_asked(tiny_model: TinyModel) -> None:
         assert tap.answers() is None
 
 
-def test_layers_that_are_not_on_the_device_are_not_seen(tiny_model: TinyModel) -> None:
+def test_layers_that_are_not_on_the_device_are_not_seen(tiny_model):
     model = Model(tiny_model("llama", n_layer=4), (_core.device_handle("simulated"),), {"n_gpu_layers": 2})
     with _core.Tap() as tap:
         context = Context(model, CONTEXT)

@@ -67,7 +67,6 @@ class World:
         self.launches = [[] for _ in range(self.scene.n_streams)]
 
     def of(self, layer: int) -> _core.Residency:
-        """Return the residency of a layer's device."""
         return self.residencies[self.scene.layers[layer][1] if self.scene.n_devices > 1 else 0]
 
     def mask(self, layer: int) -> _core.Mask:
@@ -163,7 +162,6 @@ class World:
         )
 
     def reaches_its_plan(self) -> None:
-        """Check that the plan is reached once launches are over and copies succeed."""
         for stream in range(self.scene.n_streams):
             self.do(("end", stream))
         if not self.published:
@@ -277,11 +275,11 @@ TWO_DEVICES = Scene(
         (TWO_DEVICES, 8, 1200),
     ],
 )  # fmt: skip
-def test_every_interleaving_is_safe_and_reaches_its_plan(scene: Scene, depth: int, least: int) -> None:
+def test_every_interleaving_is_safe_and_reaches_its_plan(scene, depth, least):
     assert explore(scene, depth) >= least
 
 
-def test_the_search_would_see_a_slot_reused_too_early() -> None:
+def test_the_search_would_see_a_slot_reused_too_early():
     """This negative control changes contents behind the object's back, while a launch holds the mask."""
     world = World(ONE_LAYER)
     for operation in [("plan", 0), ("begin", 0), ("finish 0", 1), ("launch", 0)]:
@@ -298,9 +296,7 @@ def test_the_search_would_see_a_slot_reused_too_early() -> None:
     used=st.lists(st.integers(0, 5), max_size=3, unique=True),
     n_slots=st.integers(0, 12),
 )
-def test_what_is_foreseen_comes_first_and_what_was_used_stays(
-    priority: list[int], foreseen: list[int], used: list[int], n_slots: int
-) -> None:
+def test_what_is_foreseen_comes_first_and_what_was_used_stays(priority, foreseen, used, n_slots):
     """Layer 0 ran and used some experts. Layer 1 is foreseen to use others. The plan has filled the slots."""
     residency = _core.Residency([(6, 0), (6, 0)], [n_slots])
     residency.submit(np.array(priority, np.int32).reshape(2, 6), np.zeros(2, np.int32))

@@ -17,8 +17,6 @@ Expert = tuple[int, int]
 
 @dataclass
 class World:
-    """Slot table and the state that a reader of its contract expects."""
-
     layers: list[tuple[int, int]]
     pool_slots: list[int]
     table: _core.SlotTable = field(init=False)
@@ -99,7 +97,7 @@ def expected_steps(world: World, priority: np.ndarray, threshold: np.ndarray, cu
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_history_keeps_the_table_whole(data: st.DataObject) -> None:
+def test_any_history_keeps_the_table_whole(data):
     world = data.draw(worlds())
     world.check()
     for _ in range(data.draw(st.integers(0, 25))):
@@ -123,7 +121,7 @@ def test_any_history_keeps_the_table_whole(data: st.DataObject) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_steps_follow_the_contract_and_reach_the_plan(data: st.DataObject) -> None:
+def test_steps_follow_the_contract_and_reach_the_plan(data):
     world = data.draw(worlds())
     for expert in data.draw(st.permutations(world.experts())):
         if world.free(world.pool(expert)) > 0 and data.draw(st.booleans()):
@@ -159,7 +157,7 @@ def test_steps_follow_the_contract_and_reach_the_plan(data: st.DataObject) -> No
             assert all(priority[h] >= priority[expert] for h in holders)
 
 
-def test_misuse_is_refused() -> None:
+def test_misuse_is_refused():
     table = _core.SlotTable([(2, 0)], [1])
     table.acquire(0, 0)
     for wrong in (lambda: table.acquire(0, 0), lambda: table.acquire(0, 1), lambda: table.release(0, 0)):
@@ -169,10 +167,9 @@ def test_misuse_is_refused() -> None:
 
 
 @given(
-    st.integers(0, 200),
-    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(0, 200), st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=8)
 )
-def test_slots_are_shared_out_by_experts(n_slots: int, layers: list[tuple[int, int]]) -> None:
+def test_slots_are_shared_out_by_experts(n_slots, layers):
     shares = _core.share_out(n_slots, layers, 4)
     experts = [sum(n for n, p in layers if p == pool) for pool in range(4)]
     assert sum(shares) == min(n_slots, sum(experts))
@@ -183,12 +180,9 @@ def test_slots_are_shared_out_by_experts(n_slots: int, layers: list[tuple[int, i
 
 
 @given(
-    st.integers(0, 200),
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4),
+    st.integers(0, 200), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4)
 )
-def test_devices_share_slots_by_their_experts_as_far_as_they_have_room(
-    n_slots: int, devices: list[tuple[int, int]]
-) -> None:
+def test_devices_share_slots_by_their_experts_as_far_as_they_have_room(n_slots, devices):
     experts, room = [n for n, _ in devices], [min(pair) for pair in devices]
     shares = _core.share_by_room(n_slots, experts, room)
     assert sum(shares) == min(n_slots, sum(room))
@@ -201,7 +195,7 @@ def test_devices_share_slots_by_their_experts_as_far_as_they_have_room(
         assert share >= min(most, other - 1)
 
 
-def test_slots_of_one_tensor_are_addressable_in_32_bits() -> None:
+def test_slots_of_one_tensor_are_addressable_in_32_bits():
     """This holds for BF16 experts of 7168 x 2048, for Q4_K ones (blocks of 256), and for a size of zero."""
     for blocks in (7168 * 2048, 7168 * 2048 // 256, 1, 2**31 - 1):
         n = _core.slots_per_tensor(blocks)
@@ -215,9 +209,7 @@ def test_slots_of_one_tensor_are_addressable_in_32_bits() -> None:
     st.lists(st.integers(0, 120), min_size=4, max_size=4),
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=8),
 )
-def test_the_most_slots_are_within_every_limit_and_one_more_is_not(
-    limits: list[int], layers: list[tuple[int, int]]
-) -> None:
+def test_the_most_slots_are_within_every_limit_and_one_more_is_not(limits, layers):
     def fits(n_slots: int) -> bool:
         shares = _core.share_out(n_slots, layers, 4)
         return all(share <= limit for share, limit in zip(shares, limits, strict=True))

@@ -79,7 +79,6 @@ def continued(model: Any, projector: Any, prompt: str, images: list[str], n: int
 
 
 def main(jobs: str, out: str) -> None:
-    """Run the jobs, and write what they gave."""
     ll.llama_backend_init()
     arrays = {}
     for i, (model_path, projector_path, prompt, images, n) in enumerate(json.loads(Path(jobs).read_text())):

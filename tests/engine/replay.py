@@ -40,14 +40,12 @@ class Recording:
 
 
 def replay(recording: Recording, settings: Settings, library: Path, folder: Path) -> dict[str, Any]:
-    """Run a replay in a process of its own. Return {"tokens": [...], "gaps": [...]}."""
     return replay_all([recording], settings, library, folder)[0]
 
 
 def replay_all(
     recordings: list[Recording], settings: Settings, library: Path, folder: Path
 ) -> list[dict[str, Any]]:
-    """Run replays, one after the other, in one process."""
     job, out = folder / "job.json", folder / "out.json"
     job.write_text(json.dumps([{**asdict(each), "settings": asdict(settings)} for each in recordings]))
     env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": str(ROOT)}
@@ -98,7 +96,6 @@ def main(job_path: str, out_path: str) -> None:
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """Return what a job gives."""
     import llama_cpp as ll
 
     from tools.compare.decoder import Model

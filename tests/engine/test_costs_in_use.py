@@ -1,20 +1,24 @@
-"""An engine corrects the costs of its models and keeps them. No fault of the cache stops it."""
+"""An engine corrects costs and keeps them, though not behind a pause. No fault of the cache stops it."""
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from spac import _core
-from spac.config import EngineConfig, SamplingConfig
+from spac import _core, demo
 from spac.costs import cache
 from spac.costs.estimator import CostEstimator
-from spac.engine import Engine
+from spac.engine import Engine, pauses
 from spac.engine.costs_in_use import key_of, spares_hand_offs
+from spac.engine.pauses import PAUSE_S, STEPS, Pauses
 from spac.model.pair import ModelPair
+from tests.engine.conftest import config
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "spac" / "costs"
 
 
-def test_costs_of_other_cpu_kernels_are_anothers(tiny_model):
-    with closing(ModelPair(EngineConfig(target=tiny_model("qwen3moe"), device="cpu"), None)) as pair:
+def test_costs_of_other_cpu_kernels_are_anothers(target):
+    with closing(ModelPair(config(target, device="cpu"), None)) as pair:
         ours = key_of(pair)
         try:
             _core.set_cpu_kernels(False)
@@ -35,20 +39,15 @@ def test_costs_of_other_cpu_kernels_are_anothers(tiny_model):
     assert (ours.path == theirs.path) == (not _core.trusted_cpu_kernels())
 
 
-def generate(target: Path, n_tokens: int, scheduler: str = "moe-spac") -> tuple[Engine, CostEstimator]:
-    config = EngineConfig(
-        target=target, device="simulated", slots=0.3, threads=1, ctx=256, scheduler=scheduler,
-        sampling=SamplingConfig(seed=1, ignore_eos=True),
-    )  # fmt: skip
-    with Engine(config) as engine:
+def generate(target: Path, n_tokens: int) -> tuple[Engine, CostEstimator]:
+    with Engine(config(target, slots=0.3, ctx=256, scheduler="moe-spac")) as engine:
         estimator = engine.costs
         assert estimator is not None
         "".join(engine.generate("def f(x):", n_tokens))
     return engine, estimator
 
 
-def test_an_engine_corrects_costs_and_keeps_them_for_the_next(tiny_model, folder):
-    target = tiny_model("qwen3moe")
+def test_an_engine_corrects_costs_and_keeps_them_for_the_next(target, folder):
     engine, first = generate(target, 101)  # The first token comes with the prompt.
     assert first.steps == 100
     (file,) = folder.glob("*.json")
@@ -60,21 +59,18 @@ def test_an_engine_corrects_costs_and_keeps_them_for_the_next(tiny_model, folder
     assert written == file.read_text()  # so few steps are not worth keeping
 
 
-def test_without_a_writable_cache_an_engine_runs_and_says_so(tiny_model, folder):
+def test_without_a_writable_cache_an_engine_runs_and_says_so(target, folder):
     folder.parent.mkdir(parents=True)
     folder.write_text("a file")
-    engine, estimator = generate(tiny_model("qwen3moe"), 81)
+    engine, estimator = generate(target, 81)
     assert estimator.steps == 80
     assert len([note for note in engine.notes if "measured costs are not kept" in note]) == 1
 
 
-def test_without_the_split_the_time_of_a_token_is_kept(tiny_model, folder):
-    target = tiny_model("qwen3moe")
-    config = EngineConfig(
-        target=target, device="cpu", threads=1, ctx=256, sampling=SamplingConfig(ignore_eos=True)
-    )
+def test_without_the_split_the_time_of_a_token_is_kept(target, folder):
+    on_cpu = config(target, device="cpu", ctx=256)
     for n_tokens, kept in ((20, False), (50, True)):  # so few steps are not worth keeping
-        with Engine(config) as engine:
+        with Engine(on_cpu) as engine:
             assert engine.costs is None
             generation = engine.generate("def f(x):", n_tokens)
             "".join(generation)
@@ -86,7 +82,7 @@ def test_without_the_split_the_time_of_a_token_is_kept(tiny_model, folder):
     assert cache.newest(target, "CUDA0") is None
     folder.rename(folder.with_name("away"))
     folder.write_text("a file")
-    with Engine(config) as engine:
+    with Engine(on_cpu) as engine:
         "".join(engine.generate("def f(x):", 50))
     assert not [note for note in engine.notes if "costs" in note]
 
@@ -100,3 +96,38 @@ def test_where_the_device_reads_no_masks_no_hand_off_is_spared(monkeypatch, mask
     monkeypatch.setenv("SPAC_FORM", masks)
     assert spares_hand_offs(SimpleNamespace(reads_masks=tried)) == spared
     assert spares_hand_offs(None)
+
+
+# Nothing is learned from the times of the first steps behind a pause.
+
+
+@given(gaps=st.lists(st.floats(0, 3 * PAUSE_S), max_size=40))
+def test_steps_behind_a_pause_are_named(gaps):
+    found, now, behind = Pauses(), 100.0, STEPS
+    for i, gap in enumerate(gaps):
+        now += gap + 0.25
+        found.step(0.25, now)
+        pause = i > 0 and gap > PAUSE_S + 1e-9
+        if i > 0 and abs(gap - PAUSE_S) <= 1e-9:
+            return  # on the border
+        behind = 0 if pause else behind + 1
+        assert found.settling == (behind < STEPS)
+
+
+def test_costs_and_governor_learn_nothing_behind_a_pause(monkeypatch):
+    monkeypatch.setattr(pauses, "PAUSE_S", 0.5)
+    with Engine(config(slots="25%", draft=demo.DRAFT)) as engine:
+        learned, observe = [], engine.governor.observe
+        engine.governor.observe = lambda *given: (learned.append(given), observe(*given))
+        counts = []
+        for _ in range(2):
+            before = engine.costs.steps, len(learned)
+            generation = engine.generate("def f(n):", 24)
+            text = "".join(generation)
+            n_steps = generation.stats.steps
+            counts.append((n_steps - engine.costs.steps + before[0], n_steps - len(learned) + before[1]))
+            assert text
+            time.sleep(0.6)
+    assert counts[0][0] == 0
+    assert counts[1][0] == STEPS
+    assert counts[1][1] - counts[0][1] == STEPS

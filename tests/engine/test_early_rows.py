@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 import pytest
 
-from spac import _core, env
-from spac.config import EngineConfig, SamplingConfig
+from spac import _core, demo, env
 from spac.engine import Engine
-from tests.engine.test_lookahead import ROOT, ROUTERS, same_everywhere
-from tools.models import Shape, write_model
+from tests.engine.conftest import config
+from tests.engine.test_lookahead import ROUTERS, same_everywhere
+from tools.models import write_model
 
-GREEDY = SamplingConfig(temp=0, ignore_eos=True)
 PROMPT = "Once upon a time there was a small fox who lived in the wood. "
-DEMO = files("spac.demo")
 
 
 @pytest.fixture(autouse=True)
-def simulated_settings():
+def slow_device():
     _core.set_simulated_device(latency_us=2000)
-    yield
-    _core.set_simulated_device()
 
 
 def generate(n_tokens: int, **options: Any) -> tuple[str, dict[str, int], int]:
     """Return the text, the counters of early rows for it, and the bytes of an expert."""
-    fixed = {"device": "simulated", "threads": 2, "ctx": 512, "scheduler": "static", "state": "off"}
-    with Engine(EngineConfig(**(fixed | options))) as engine:
+    with Engine(config(**{"threads": 2, "scheduler": "static", **options})) as engine:
         assert engine.experts is not None
         assert engine.experts.settle(30.0)
         before = engine.experts.stats
-        text = "".join(engine.generate(PROMPT, n_tokens, sampling=GREEDY))
+        text = "".join(engine.generate(PROMPT, n_tokens))
         stats = {
             name: n - before[name] for name, n in engine.experts.stats.items() if name.startswith("early")
         }
         return text, stats, engine.experts.layers[0].expert_bytes
 
 
-@pytest.mark.parametrize("router", ROUTERS)
-def test_what_a_router_will_choose_is_read(
-    router: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("router", ["by the products", "an input of its own", "by groups, sigmoid and bias"])
+def test_what_a_router_will_choose_is_read(router, tmp_path, monkeypatch):
     """Where all layers see the same, the input of the layer before says exactly what a layer will use."""
     family, shape = ROUTERS[router]
     path = write_model(tmp_path / "model.gguf", family, shape)
-    same_everywhere(path, 4 if router == ROOT else None)
+    same_everywhere(path)
     monkeypatch.setenv(env.FORM.name, "ahead,no-early-rows")
     text, stats, _ = generate(17, target=path, slots=0)
     assert stats["early_bytes"] == stats["early"] == 0
@@ -61,12 +53,9 @@ def test_what_a_router_will_choose_is_read(
         assert stats["early"] * expert_bytes / 2 < stats["early_bytes"] <= stats["early"] * expert_bytes
 
 
-@pytest.mark.parametrize("draft", [False, True], ids=["one token", "several tokens"])
-def test_texts_stay_the_same(draft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_stay_the_same(monkeypatch):
     _core.set_simulated_device(latency_us=100)
-    options = {"target": str(DEMO / "target.gguf"), "slots": "25%", "scheduler": "logistic"}
-    if draft:
-        options |= {"draft": str(DEMO / "draft.gguf"), "draft_length": 3}
+    options = {"slots": "25%", "scheduler": "logistic", "draft": demo.DRAFT, "draft_length": 3}
     found = []
     for form, lookahead in (("ahead,no-early-rows", 0), ("ahead,early-rows", 0), ("ahead,early-rows", 3)):
         monkeypatch.setenv(env.FORM.name, form)
@@ -76,22 +65,15 @@ def test_texts_stay_the_same(draft: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert [read for _, read in found] == [False, True, True]
 
 
-def test_residents_are_not_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residents_are_not_read(target, monkeypatch):
     monkeypatch.setenv(env.FORM.name, "ahead,early-rows")
-    path = write_model(tmp_path / "model.gguf", "qwen3moe", Shape(n_layer=4, n_expert=8, n_used=2))
-    assert generate(9, target=path, slots="100%")[1]["early_bytes"] == 0
+    assert generate(9, target=target, slots="100%")[1]["early_bytes"] == 0
 
 
-def test_an_engine_tries_it_after_the_scheduler(
-    tmp_path: Any, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is tried where no form decides it and the threads have time to spare."""
+def test_an_engine_tries_it_after_the_scheduler(target, monkeypatch):
     _core.set_simulated_device()
     monkeypatch.setenv(env.FORM.name, "ahead,schedule-beside")
-    config = EngineConfig(
-        tiny_model("qwen3moe"), device="simulated", threads=1, ctx=512, slots="25%", state="off"
-    )
-    with Engine(config) as engine:
+    with Engine(config(target, slots="25%")) as engine:
         assert engine._expert_cache is not None
         assert engine._expert_cache.early_rows() is None  # the device computes on the CPU's cores
         monkeypatch.setattr(type(engine.devices[0]), "shares_host_cores", False, raising=False)

@@ -1,31 +1,17 @@
 """These tests use an engine as an application does: its life, its end, and the calls that it refuses."""
 
-from __future__ import annotations
-
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import SamplingConfig
 from spac.engine import Engine
-from spac.errors import InputError, SpacError
+from spac.errors import InputError
 from spac.scheduler import Event, Plan, Scheduler
-from spac.scheduler.ewma import best_per_pool
+from tests.engine.conftest import config, text_of
 from tests.threads import n_threads
-
-GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
-
-
-def config(target, **options):
-    defaults = {"device": "simulated", "threads": 1, "ctx": 512, "sampling": GREEDY}
-    return EngineConfig(target=target, **{**defaults, **options})
-
-
-@pytest.fixture(scope="module")
-def target(tiny_model):
-    return tiny_model("qwen3moe")
 
 
 @pytest.fixture
@@ -42,30 +28,6 @@ def test_an_engine_leaves_no_thread_behind(target):
         with Engine(config(target)) as engine:
             "".join(engine.generate("x", 4))
     assert n_threads() <= before
-
-
-def test_how_much_of_the_prompt_has_been_read(target):
-    reported = []
-    with Engine(config(target, batch=32, ubatch=32)) as engine:
-        generation = engine.generate(
-            "x" * 100, 2, progress=lambda done, total: reported.append((done, total))
-        )
-        "".join(generation)
-        total = generation.stats.prompt_tokens
-    assert [each for _, each in reported] == [total] * len(reported)
-    assert [done for done, _ in reported] == [0, *range(32, total, 32), total]
-
-
-def test_closing_twice_and_using_it_afterwards(target):
-    engine = Engine(config(target))
-    generation = engine.generate("x", 10)
-    next(generation)
-    engine.close()
-    engine.close()
-    assert list(generation) == []
-    assert generation.reason == "cancelled"
-    with pytest.raises(SpacError, match="closed"):
-        engine.generate("x", 10)
 
 
 def test_two_engines_do_not_meet(target, tiny_model):
@@ -107,17 +69,7 @@ def test_a_new_generation_ends_the_one_before(engine):
 def test_tokens_are_as_good_as_text(engine):
     tokens = engine.tokenize("def f(")
     assert tokens.dtype == np.int32
-    texts = {"".join(engine.generate(prompt, 8)) for prompt in ("def f(", tokens, tokens.tolist())}
-    assert len(texts) == 1
-
-
-def test_a_seed_repeats_the_text(engine):
-    hot = SamplingConfig(temp=2.0, seed=3)
-    assert len({"".join(engine.generate("def f(", 16, sampling=hot)) for _ in range(2)}) == 1
-    other = SamplingConfig(temp=2.0, seed=4)
-    assert "".join(engine.generate("def f(", 16, sampling=other)) != "".join(
-        engine.generate("def f(", 16, sampling=hot)
-    )
+    assert len({text_of(engine, prompt) for prompt in ("def f(", tokens, tokens.tolist())}) == 1
 
 
 def test_cancel_comes_from_any_thread(engine):
@@ -133,18 +85,9 @@ def test_cancel_comes_from_any_thread(engine):
     assert "".join(engine.generate("def f(", 4)) != ""
 
 
-def test_cancel_before_the_first_piece(engine):
-    generation = engine.generate("def f(", 10)
-    generation.cancel()
-    assert list(generation) == []
-    assert generation.reason == "cancelled"
-    assert "".join(engine.generate("def f(", 4)) != ""
-
-
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "fault"),
     [
-        ("", 1, "empty"),
         ([], 1, "empty"),
         ("x" * 3000, 1, "raise --ctx"),
         ("x", -1, "max_tokens"),
@@ -159,19 +102,10 @@ def test_prompts_that_cannot_be_are_refused(engine, prompt, max_tokens, fault):
     assert "".join(engine.generate("x", 2)) != ""
 
 
-def test_no_tokens_asked_for(engine):
-    generation = engine.generate("x", 0)
-    assert list(generation) == []
-    assert generation.reason == "length"
-
-
-@pytest.mark.parametrize("room", ["model_params", "context_params"])
-def test_an_unknown_parameter_of_llama_cpp_names_the_known(target, room):
-    with pytest.raises(InputError, match=r"n_gpu_layers|n_ubatch"):
-        Engine(config(target, **{room: {"n_gpu_layer": 1}}))
-
-
 def test_parameters_of_llama_cpp_are_reachable(target):
+    for room in ("model_params", "context_params"):
+        with pytest.raises(InputError, match=r"n_gpu_layers|n_ubatch"):
+            Engine(config(target, **{room: {"n_gpu_layer": 1}}))
     with Engine(config(target, context_params={"n_ctx": 256})) as engine:
         assert engine.generate("x", 1).stats.context == 256
 
@@ -208,42 +142,6 @@ def test_a_scheduler_sees_every_step(target, tiny_model):
     assert all(verified == drafted + 1 for _, _, drafted, verified, _ in steps)
     assert sum(demand for _, demand, *_ in steps) == stats.activations
     assert not layers[1:].any()
-
-
-class Shares(Scheduler):
-    """Scheduler whose priorities are the shares of the activations since the start, or NaN."""
-
-    name = "shares"
-
-    def __init__(self, scale=1.0):
-        self.scale = scale
-
-    def on(self, event, view):
-        self.uses = view.demand if event == Event.START else self.uses + view.demand
-        shares = self.uses * self.scale / max(1, self.uses.sum())
-        return Plan(shares, best_per_pool(shares, view))
-
-
-def test_a_scheduler_with_priorities_of_floating_point(target, tmp_path):
-    """It fills the slots, goes on from the plan of a state, and changes no word."""
-
-    def run(scheduler, **options):
-        with Engine(config(target, slots=5, scheduler=scheduler, **options)) as engine:
-            first = engine.events.driver and engine.events.driver.plan
-            text = "".join(engine.generate("def f(", 12))
-            assert not [note for note in engine.notes if "state" in note]
-            return text, first, engine.events.driver and engine.events.driver.plan
-
-    text, *_ = run("none")
-    once, _, kept = run(Shares(), state=tmp_path / "state")
-    again, first, _ = run(Shares(), state=tmp_path / "state")
-    assert once == again == text
-    assert kept.priority.dtype == first.priority.dtype == np.float64
-    assert 0 < kept.priority.max() < 1
-    np.testing.assert_array_equal(first.wanted, kept.wanted)
-    assert kept.wanted.sum() >= 5
-    with pytest.raises(InputError, match=r"^a plan's priority has NaN"):
-        run(Shares(np.nan))
 
 
 def test_a_scheduler_that_fails_is_heard(target):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import EngineConfig
 from spac.engine import Engine
-from spac.scheduler import Event, Plan, Scheduler, View
 from spac.stats import RunStats
+from tests.engine.conftest import config as usual
 from tests.engine.replay import Recording, replay
 from tools.compare import Settings
 from tools.models import Shape
@@ -35,17 +35,9 @@ TARGETS = {
 
 
 def config(target: Path, draft: Path | None = None, **options) -> EngineConfig:
-    return EngineConfig(
-        target=target,
-        draft=draft,
-        threads=SETTINGS.n_threads,
-        ctx=SETTINGS.n_ctx,
-        batch=SETTINGS.n_batch,
-        ubatch=SETTINGS.n_ubatch,
-        context_params={"flash_attn_type": int(SETTINGS.flash_attn)},
-        sampling=SamplingConfig(temp=0.0, ignore_eos=True),
-        **{"device": "simulated", **options},
-    )
+    context = {"flash_attn_type": int(SETTINGS.flash_attn)}
+    sizes = {"ctx": SETTINGS.n_ctx, "batch": SETTINGS.n_batch, "ubatch": SETTINGS.n_ubatch}
+    return usual(target, draft=draft, context_params=context, **sizes, **options)
 
 
 def record(settings: EngineConfig, n_tokens: int = N_TOKENS) -> tuple[list[int], Recording, RunStats]:
@@ -63,28 +55,29 @@ def record(settings: EngineConfig, n_tokens: int = N_TOKENS) -> tuple[list[int],
     return generation.tokens, Recording(str(settings.target), prompt.tolist(), drafts), generation.stats
 
 
-@pytest.fixture(params=TARGETS)
-def target(request, tiny_model):
-    family, shape = TARGETS[request.param]
-    return tiny_model(family, shape)
-
-
-@pytest.mark.parametrize("kind", ["dense draft", "itself", "n-gram"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("F32", "dense draft"), ("F32", "itself"), ("Q4_0", "n-gram"), ("Q4_0", "itself"),
+     ("shared expert", "dense draft"), ("shared expert", "n-gram"), ("biases", "dense draft"),
+     ("biases", "itself")],
+)  # fmt: skip
 def test_greedy_text_equals_the_stock_librarys_at_every_residency(
-    target, kind, tiny_model, reference_lib, tmp_path
+    name, kind, tiny_model, reference_lib, tmp_path
 ):
+    target = tiny_model(*TARGETS[name])
     draft = {"dense draft": tiny_model("qwen3", n_layer=1), "itself": target, "n-gram": None}[kind]
     options = {"draft_length": 5} | ({"draft_type": "ngram-simple"} if kind == "n-gram" else {})
     expected = None
     for slots in (0.0, 0.25, 1.0):
-        for name in ("static", "lru") if slots == 0.25 else ("static",):
-            tokens, recording, stats = record(config(target, draft, slots=slots, scheduler=name, **options))
+        for scheduler in ("static", "lru") if slots == 0.25 else ("static",):
+            settings = config(target, draft, slots=slots, scheduler=scheduler, **options)
+            tokens, recording, stats = record(settings)
             if expected is None:
                 expected = tokens
                 stock = replay(recording, SETTINGS, reference_lib, tmp_path)["tokens"]
                 assert tokens == stock[:N_TOKENS]
                 drafted = [draft for draft in recording.drafts if draft]
-            assert tokens == expected, (slots, name)
+            assert tokens == expected, (slots, scheduler)
             assert stats.slots == round(slots * stats.n_experts)
     if kind == "itself":  # the target almost never accepts the other drafts of random models
         assert drafted
@@ -93,8 +86,7 @@ def test_greedy_text_equals_the_stock_librarys_at_every_residency(
 
 @pytest.mark.parametrize("name", list(MARGIN))
 def test_without_speculation_text_parts_only_at_ties(name, tiny_model, reference_lib, tmp_path):
-    family, shape = TARGETS[name]
-    target = tiny_model(family, shape)
+    target = tiny_model(*TARGETS[name])
     plain, recording, _ = record(config(target, slots=0.25))
     assert replay(recording, SETTINGS, reference_lib, tmp_path)["tokens"] == plain
     speculated, _, _ = record(config(target, target, slots=0.25, draft_length=7))
@@ -103,24 +95,3 @@ def test_without_speculation_text_parts_only_at_ties(name, tiny_model, reference
         asked = (recording.prompt + plain[:parted], plain[parted], speculated[parted])
         job = Recording(recording.model, recording.prompt, gaps=[asked])
         assert 0 <= replay(job, SETTINGS, reference_lib, tmp_path)["gaps"][0] <= MARGIN[name]
-
-
-class Two(Scheduler):
-    """Keeps two experts."""
-
-    name = "two"
-    events = frozenset({Event.START})
-
-    def on(self, event: Event, view: View) -> Plan:
-        plan = Plan.nothing(view.n_layer, view.n_expert)
-        plan.priority[[1, 2], [4, 0]] = 1
-        return plan
-
-
-def test_a_scheduler_of_ones_own(tiny_model):
-    """A scheduler may be an object in place of a name, as an application would pass it."""
-    target = tiny_model("qwen3moe")
-    by_name, _, _ = record(config(target, slots=5, scheduler="static"), 8)
-    own, _, stats = record(config(target, slots=5, scheduler=Two()), 8)
-    assert own == by_name
-    assert stats.slots_resident == 2

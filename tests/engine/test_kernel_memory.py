@@ -1,47 +1,28 @@
 """Memory that a device's kernels take beside llama.cpp's buffers is counted, expected, and made room for."""
 
-from __future__ import annotations
-
 import pytest
 
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.memory_budget import Pressure
 from spac.errors import OutOfMemoryError
+from tests.engine.conftest import config, memory
+from tests.engine.conftest import text_of as text
 
-MIB = 1 << 20
 REHEARSES = "spac.engine.expert_cache.rehearses"
-N_TOKENS = 12
 PROMPT = "def f(n):\n    return n + 1\n" * 12
 SHARE = 10.0  # pools have so many times the largest tensor of a graph
 
 
-@pytest.fixture(autouse=True)
-def usual_device():
-    yield
-    _core.set_memory_limit("simulated", 0)
-    _core.set_simulated_device()
+def text_of(engine):
+    return text(engine, PROMPT, 12)
 
 
 @pytest.fixture
 def engine_with(tiny_model):
-    target = tiny_model("qwen3moe", n_expert=24, n_ff_exp=128)
-    sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-
-    def start(**options):
-        defaults = {"device": "simulated", "slots": 6, "scheduler": "lru", "threads": 1, "ctx": 1024}
-        return Engine(EngineConfig(target=target, sampling=sampling, **{**defaults, **options}))
-
-    return start
-
-
-def memory():
-    return next(each.memory for each in _core.devices() if each.name == "simulated")
-
-
-def text_of(engine, prompt=PROMPT):
-    return "".join(engine.generate(prompt, N_TOKENS))
+    model = tiny_model("qwen3moe", n_expert=24, n_ff_exp=128)
+    defaults = {"slots": 6, "scheduler": "lru", "ctx": 1024}
+    return lambda **options: Engine(config(model, **{**defaults, **options}))
 
 
 @pytest.fixture
@@ -50,24 +31,10 @@ def wanted(engine_with):
         return text_of(engine)
 
 
-def test_pools_are_counted(engine_with, wanted):
-    _core.set_simulated_device(kernel_share=1)
-    with engine_with() as engine:
-        before = memory()
-        assert text_of(engine) == wanted
-        after = memory()
-        assert after.kernels > before.kernels
-        assert before.free - after.free == after.kernels - before.kernels + after.used - before.used
-    assert memory().kernels == 0
-
-
-@pytest.mark.parametrize("draft_length", [0, 3])
-def test_a_rehearsal_takes_what_the_first_texts_would(
-    engine_with, wanted, tiny_model, monkeypatch, draft_length
-):
+def test_a_rehearsal_takes_what_the_first_texts_would(engine_with, wanted, tiny_model, monkeypatch):
     """Nothing of it stays: not in the context, the statistics, the slots or the learned costs."""
     _core.set_simulated_device(kernel_share=1)
-    options = {"draft": tiny_model("qwen3"), "draft_length": draft_length} if draft_length else {}
+    options = {"draft": tiny_model("qwen3"), "draft_length": 3}
     with engine_with(**options) as engine:
         expected, stats, kernels = text_of(engine), dict(engine.experts.stats), memory().kernels
     monkeypatch.setattr(REHEARSES, lambda _pair: True)
@@ -75,10 +42,13 @@ def test_a_rehearsal_takes_what_the_first_texts_would(
         assert engine.experts.slots.n_slots == 6
         assert engine.experts.stats["host_compute_ns"] < stats["host_compute_ns"] / 4
         assert sum(device.activations for device in engine.experts.devices) == 0
-        before = memory().kernels
-        assert before >= kernels > 0
+        before = memory()
+        assert before.kernels >= kernels > 0
         assert text_of(engine) == expected == wanted
-        assert memory().kernels == before
+        after = memory()
+        assert after.kernels == before.kernels
+        assert before.free - after.free == after.used - before.used
+    assert memory().kernels == 0
 
 
 def test_slots_of_auto_leave_what_the_rehearsal_took(engine_with, monkeypatch, wanted):
@@ -97,14 +67,13 @@ def test_slots_of_auto_leave_what_the_rehearsal_took(engine_with, monkeypatch, w
     assert 0 < found[SHARE, True] < found[0, True]
 
 
-@pytest.mark.parametrize("scheduler", ["lru", "logistic", "static"])
-@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize(("scheduler", "ahead"), [("logistic", True), ("static", False)])
 def test_slots_give_memory_to_kernels_that_lack_it(engine_with, wanted, monkeypatch, scheduler, ahead):
     """The decode is repeated, and the text is that with enough memory."""
     monkeypatch.setenv("SPAC_FORM", "ahead" if ahead else "no-ahead")
     with engine_with(slots="100%", scheduler=scheduler) as engine:
         n_slots = engine.experts.slots.n_slots
-        _core.set_simulated_device(memory_mb=memory().used // MIB + 1, kernel_share=SHARE)
+        _core.set_simulated_device(memory_mb=(memory().used >> 20) + 1, kernel_share=SHARE)
         assert text_of(engine) == wanted
         fewer = engine.experts.slots.n_slots
         assert 0 <= fewer < n_slots
@@ -117,24 +86,23 @@ def test_slots_give_memory_to_kernels_that_lack_it(engine_with, wanted, monkeypa
 
 def test_without_memory_for_kernels_a_request_fails_and_the_next_one_does_not(engine_with, wanted):
     with engine_with(slots=0, scheduler="none") as engine:
-        _core.set_simulated_device(memory_mb=memory().used // MIB + 1, kernel_share=1000)
+        _core.set_simulated_device(memory_mb=(memory().used >> 20) + 1, kernel_share=1000)
         with pytest.raises(OutOfMemoryError, match="out of memory; give a smaller --ubatch or fewer --slots"):
             text_of(engine)
         _core.set_simulated_device()
         assert text_of(engine) == wanted
 
 
-@pytest.mark.parametrize("ctx", [2, 256])
-def test_a_rehearsal_leaves_models_alone_that_get_no_slot(engine_with, wanted, monkeypatch, ctx):
-    with engine_with(slots=0, scheduler="lru", ctx=1024) as engine:
+def test_a_rehearsal_leaves_models_alone_that_get_no_slot(engine_with, wanted, monkeypatch):
+    with engine_with(slots=0) as engine:
         used = memory().used
         assert engine.experts.slots.n_slots == 0
     monkeypatch.setattr(REHEARSES, lambda _pair: True)
-    with engine_with(slots="auto", ctx=1024, vram_limit=used + 4096) as engine:
+    with engine_with(slots="auto", vram_limit=used + 4096) as engine:
         assert engine.experts.slots.n_slots == 0
         assert text_of(engine) == wanted
-    with engine_with(slots="auto", ctx=ctx) as engine:
-        assert text_of(engine, "a")
+    with engine_with(slots="auto", ctx=2) as engine:
+        assert text(engine, "a")
 
 
 def test_a_rehearsal_without_memory_says_what_is_lacking(engine_with, monkeypatch):

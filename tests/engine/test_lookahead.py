@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from gguf import GGUFReader
 
-from spac import _core
-from spac.config import EngineConfig, SamplingConfig
+from spac import _core, demo
+from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from tests.engine.conftest import config
 from tools.models import Shape, write_model
 
 PROMPT = "Once upon a time there was a small fox who lived in the wood. "
-TARGET = str(files("spac.demo") / "target.gguf")
-
-
-@pytest.fixture(autouse=True)
-def simulated_settings():
-    yield
-    _core.set_simulated_device()
 
 
 def generate(n_tokens=60, **options):
     """Return text and statistics. The scheduler itself loads nothing after the first plan."""
-    sampling = SamplingConfig(temp=0, ignore_eos=True)
-    fixed = {"device": "simulated", "threads": 1, "ctx": 512, "slots": "25%", "scheduler": "static"}
-    with Engine(EngineConfig(**({"target": TARGET} | fixed | options))) as engine:
+    with Engine(config(**{"slots": "25%", "scheduler": "static", **options})) as engine:
         assert engine.experts is None or engine.experts.settle(30.0)
-        generation = engine.generate(PROMPT, n_tokens, sampling=sampling)
+        generation = engine.generate(PROMPT, n_tokens)
         text = "".join(generation)
         counts = engine.experts.stats if engine.experts is not None else {}
         known = {name: counts.get(name, 0) for name in ("foreseen", "foreseen_right")}
@@ -110,10 +101,8 @@ def test_a_layer_behind_the_last_is_never_foreseen():
     [
         ({"scheduler": "logistic"}, False, "", 0),
         ({"scheduler": "logistic"}, True, "", 3),
-        ({"scheduler": "logistic"}, True, "safe", 0),
         ({"scheduler": "logistic", "lookahead": 2}, True, "safe", 2),
         ({"scheduler": "logistic", "deterministic": True}, True, "", 0),
-        ({"scheduler": "static"}, True, "", 0),
         ({"scheduler": "static", "lookahead": 2}, False, "", 2),
         ({"scheduler": "none", "lookahead": 2}, True, "", 0),
     ],
@@ -127,36 +116,15 @@ def test_who_looks_ahead_by_default(options, on_gpu, form, layers, monkeypatch):
     assert (stats.foreseen > 0) == (layers > 0)
 
 
-@pytest.mark.parametrize("options", [{"slots": 0}, {"scheduler": "none"}])
-def test_where_nothing_can_be_resident_nobody_looks(options):
-    stats = generate(8, lookahead=2, **options)[1]
-    assert stats.lookahead == stats.foreseen == 0
-
-
 def test_with_a_draft_several_tokens_are_foreseen():
     _core.set_simulated_device(latency_us=300)
-    draft = str(files("spac.demo") / "draft.gguf")
+    draft = demo.DRAFT
     text, stats = generate(draft=draft, draft_length=3, lookahead=1, scheduler="logistic")
     assert text == generate(draft=draft, draft_length=3, scheduler="logistic")[0]
     assert stats.foreseen > 4 * 4 * stats.steps  # 4 layers of 5, 4 experts a token, more than a token a step
     assert stats.foreseen_right > 0.4 * stats.foreseen
 
 
-def test_it_can_be_turned_off_again():
-    with Engine(
-        EngineConfig(target=TARGET, device="simulated", threads=1, ctx=512, slots="25%", lookahead=1)
-    ) as engine:
-        sampling = SamplingConfig(temp=0, ignore_eos=True)
-        list(engine.generate(PROMPT, 20, sampling=sampling))
-        before = engine.experts.stats["foreseen"]
-        assert before > 0
-        engine.experts.set_lookahead(0)
-        list(engine.generate(PROMPT, 20, sampling=sampling))
-        assert engine.experts.stats["foreseen"] == before
-        with pytest.raises(InputError, match="must not be negative"):
-            engine.experts.set_lookahead(-1)
-
-
 def test_what_depends_on_time_is_refused_where_nothing_may():
     with pytest.raises(InputError, match="lookahead loads while a step runs"):
-        EngineConfig(target=TARGET, lookahead=3, deterministic=True)
+        EngineConfig(target="x.gguf", lookahead=3, deterministic=True)

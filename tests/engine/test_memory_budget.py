@@ -1,7 +1,5 @@
 """Slots shrink and grow while an engine generates. The texts stay the same, and the memory is given back."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,55 +9,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.loop_work import LoopWork
 from spac.engine.memory_budget import GROW_S, LOOK_S, Pressure
 from spac.errors import InputError
+from tests.engine.conftest import config, memory
 
-MIB = 1 << 20
 N_TOKENS = 12
 
 
 @pytest.fixture
-def engine_with(tiny_model):
-    def start(**options):
-        sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-        defaults = {"device": "simulated", "slots": 6, "scheduler": "lru", "threads": 1, "ctx": 128}
-        return Engine(
-            EngineConfig(target=tiny_model("qwen3moe"), sampling=sampling, **{**defaults, **options})
-        )
-
-    yield start
-    _core.set_memory_limit("simulated", 0)
-    _core.set_simulated_device()
-
-
-def used():
-    return next(each.memory.used for each in _core.devices() if each.name == "simulated")
+def engine_with(target):
+    return lambda **options: Engine(config(target, **{"slots": 6, "scheduler": "lru", "ctx": 128, **options}))
 
 
 def text_of(engine, change=lambda _: None):
     """Return a text. `change(i)` is called after its i-th step, in a callback of the loop."""
     steps = itertools.count()
-
-    def after_step(_step):
-        change(next(steps))
-
-    engine.events.after_step.append(after_step)
+    engine.events.after_step.append(lambda _step: change(next(steps)))
     try:
         return "".join(engine.generate("def f(", N_TOKENS))
     finally:
-        engine.events.after_step.remove(after_step)
+        engine.events.after_step.pop()
 
 
-SCHEDULERS = ("lru", "ewma", "logistic", "moe-spac", "static")
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", ["lru", "logistic", "moe-spac", "static"])
 def test_slots_change_while_it_generates(engine_with, scheduler):
     with engine_with(scheduler=scheduler) as engine:
-        wanted = text_of(engine)
+        wanted, fixed = text_of(engine), memory().used - engine.experts.slots.bytes
         sizes = {2: 15, 4: 1, 6: 0, 8: 9}
 
         def change(i):
@@ -72,27 +49,19 @@ def test_slots_change_while_it_generates(engine_with, scheduler):
         assert engine.experts.settle(10)
         assert engine.experts.slots.n_resident > 0
         assert text_of(engine) == wanted
+        assert memory().used == fixed + engine.experts.slots.bytes
+        engine.set_slots(0)
+        assert memory().used == fixed
+        engine.set_slots(sizes[8])
+        assert text_of(engine) == wanted
         if scheduler != "moe-spac":  # Its thresholds follow measured times, and may exceed every priority.
             assert engine.events.driver.plan.wanted.sum() >= engine.experts.slots.n_resident
 
 
-def test_memory_is_given_back(engine_with):
-    with engine_with(slots=15) as engine:
-        text_of(engine)
-        slot_bytes = engine.experts.slots.bytes
-        before = used()
-        engine.set_slots(0)
-        assert used() == before - slot_bytes
-        assert text_of(engine)
-        engine.set_slots(15)
-        text_of(engine)
-        assert used() == before
-
-
 @given(sizes=st.lists(st.tuples(st.integers(0, N_TOKENS - 2), st.integers(0, 15)), max_size=6))
-@settings(max_examples=12)
-def test_any_schedule_of_sizes_leaves_the_text(shared, sizes):
-    engine, wanted = shared
+@settings(max_examples=8)
+def test_any_schedule_of_sizes_leaves_the_text(drafting, sizes):
+    engine, wanted, fixed = drafting
     last = None
 
     def change(i):
@@ -105,41 +74,32 @@ def test_any_schedule_of_sizes_leaves_the_text(shared, sizes):
     assert text_of(engine, change) == wanted
     if last is not None:
         assert engine.experts.slots.n_slots == last
-    assert used() - engine.experts.slots.bytes == shared.fixed
-
-
-class Shared(tuple):
-    fixed = 0
+    assert memory().used - engine.experts.slots.bytes == fixed
 
 
 @pytest.fixture(scope="module")
-def shared(tiny_model):
-    sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-    config = EngineConfig(
-        target=tiny_model("qwen3moe"), draft=tiny_model("qwen3", n_layer=1), draft_length=3, threads=1,
-        device="simulated", slots=6, ctx=128, lookahead=1, sampling=sampling,
-    )  # fmt: skip
+def drafting(target, draft):
+    """Return an engine, its text, and the bytes on the device beside slots."""
     _core.set_launch_ahead(True)
     try:
-        with Engine(config) as engine:
-            made = Shared((engine, text_of(engine)))
-            made.fixed = used() - engine.experts.slots.bytes
-            yield made
+        options = {"draft": draft, "draft_length": 3, "slots": 6, "ctx": 128, "lookahead": 1}
+        with Engine(config(target, **options)) as engine:
+            yield engine, text_of(engine), memory().used - engine.experts.slots.bytes
     finally:
         _core.set_launch_ahead(None)
 
 
 def test_a_limit_takes_slots_and_gives_them_back(engine_with):
-    with engine_with(slots="auto", vram_limit=512 * MIB) as engine:
+    with engine_with(slots="auto", vram_limit=512 << 20) as engine:
         wanted = text_of(engine)
         n, slot_bytes = engine.experts.slots.n_slots, engine.experts.slots.bytes
         assert n == engine.n_experts
-        fixed = used() - slot_bytes
+        fixed = memory().used - slot_bytes
         limit = int((fixed + slot_bytes / 2) / 0.95)
         engine.set_vram_limit(limit)
         few = engine.experts.slots.n_slots
         assert 0 < few < n
-        assert used() <= limit
+        assert memory().used <= limit
         assert engine.device.memory.limit == limit
         assert text_of(engine) == wanted
         with pytest.raises(InputError, match="weights, contexts and the rest") as refused:
@@ -152,36 +112,20 @@ def test_a_limit_takes_slots_and_gives_them_back(engine_with):
         assert text_of(engine) == wanted
 
 
-def test_slots_that_do_not_fit_leave_what_there_was(engine_with):
+def test_a_device_that_refuses_gets_fewer(engine_with, monkeypatch):
+    """Memory may be fragmented, or another program may take it between the count and the allocation."""
     with engine_with(slots=4) as engine:
-        text_of(engine)
-        engine.set_vram_limit(used())
+        wanted = text_of(engine)
+        engine.set_vram_limit(memory().used)
         with pytest.raises(InputError, match="15 do not fit"):
             engine.set_slots(15)
         assert engine.experts.slots.n_slots == 4
         with pytest.raises(InputError, match="must be 'auto'"):
             engine.set_slots("many")
-
-
-def test_a_device_that_refuses_gets_fewer(engine_with, monkeypatch):
-    """Memory may be fragmented, or another program may take it between the count and the allocation."""
-    with engine_with(slots=4) as engine:
-        wanted = text_of(engine)
-        engine.set_vram_limit(used())
         monkeypatch.setattr(engine._memory, "_fit", lambda _spare: 15)
         engine.set_slots(15)
         assert 0 < engine.experts.slots.n_slots < 15
         assert text_of(engine) == wanted
-
-
-def test_slots_that_begin_at_none(engine_with):
-    with engine_with(slots=0) as engine:
-        wanted = text_of(engine)
-        assert engine.events.driver is None
-        engine.set_slots(8)
-        assert text_of(engine) == wanted
-        assert engine.experts.settle(10)
-        assert engine.experts.slots.n_resident > 0
 
 
 def test_another_thread_waits_for_the_end_of_a_step(engine_with):
@@ -218,7 +162,7 @@ def test_another_programs_memory(engine_with):
         budget, now = engine._memory, 1e9
         budget.look(now)
         assert engine.experts.slots.n_slots == n
-        _core.set_simulated_device(memory_mb=used() // MIB)
+        _core.set_simulated_device(memory_mb=memory().used >> 20)
         budget.look(now + LOOK_S / 2)
         assert engine.experts.slots.n_slots == n  # The device was asked a moment ago.
         budget.look(now + LOOK_S)
@@ -246,17 +190,6 @@ def test_pressure_does_not_shrink_and_grow_in_turn(frees):
             assert all(room[-int(GROW_S) - 1 :])
             assert len(room) > GROW_S
             assert not pressure.shrinks(free)
-
-
-def test_work_of_other_threads_runs_after_the_step():
-    work, order = LoopWork(lambda: order.append("after")), []
-    other = threading.Thread(target=lambda: order.append(work.run(lambda: order.append("work") or "done")))
-    with work.lock:  # as the loop, while it computes
-        other.start()
-        other.join(0.1)
-        work.run(lambda: order.append("callback"))
-    other.join()
-    assert order == ["callback", "work", "after", "done"]
 
 
 def test_a_fault_of_work_goes_to_its_thread():

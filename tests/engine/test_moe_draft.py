@@ -1,20 +1,10 @@
 """A draft with its own experts is wholly on the device if it fits. It comes before the target's slots."""
 
-from __future__ import annotations
-
 import pytest
 
-from spac import _core
-from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
-
-
-@pytest.fixture(autouse=True)
-def unlimited():
-    yield
-    _core.set_memory_limit("simulated", 0)
-    _core.set_simulated_device()
+from tests.engine.conftest import config as usual
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +18,8 @@ def draft(tiny_model):
 
 
 def config(target, **options):
-    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
-    defaults = {"device": "simulated", "threads": 1, "ctx": 256, "ubatch": 64, "sampling": sampling}
-    return EngineConfig(target=target, **{**defaults, "draft_length": 3, "deterministic": True, **options})
+    defaults = {"ctx": 256, "ubatch": 64, "draft_length": 3, "deterministic": True}
+    return usual(target, **{**defaults, **options})
 
 
 def run(settings):
@@ -72,16 +61,6 @@ def test_where_it_does_not_fit_the_cpu_runs_it(target):
     assert "CPU" in small[2][0]
     assert small[3][1] == 0 < small[3][0]
     assert roomy[0] == small[0]
-
-
-def test_a_draft_takes_its_slots_before_the_targets_are_counted(target, draft):
-    """With auto, the slots of both are those that fit together. The draft's come first."""
-    alone = run(config(target, draft=draft, vram_limit="64M"))
-    assert alone[1] == (36, 12)
-    both = run(config(target, draft=draft, vram_limit="6M"))
-    assert both[1][1] == 12
-    assert 0 < both[1][0] < 36
-    assert alone[0] == both[0]
 
 
 def test_it_gives_way_to_slots_that_were_asked_for(target):

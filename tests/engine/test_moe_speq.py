@@ -7,13 +7,13 @@ from threading import get_ident
 import numpy as np
 import pytest
 
-from spac.config import EngineConfig, SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine
 from spac.papers.moe_speq import MoeSpeqScheduler
 from spac.run import main
 from spac.scheduler import Event, Plan, View
 from spac.stats.recording import Recorder
+from tests.engine.conftest import config
 from tests.papers.fidelity import Fidelity
 from tools.self_draft import quantize
 
@@ -26,12 +26,8 @@ def draft(tmp_path_factory):
 
 
 def run(draft, scheduler, recorder=None):
-    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
-    config = EngineConfig(
-        target=TARGET, draft=draft, draft_length=6, device="simulated", threads=1, ctx=512, slots="25%",
-        scheduler=scheduler, deterministic=True, sampling=sampling,
-    )  # fmt: skip
-    with Engine(config) as engine:
+    options = {"draft_length": 6, "slots": "25%", "scheduler": scheduler, "deterministic": True}
+    with Engine(config(draft=draft, **options)) as engine:
         generation = engine.generate(PROMPT, 60, recorder=recorder)
         return "".join(generation), generation.stats
 
@@ -58,7 +54,6 @@ def test_a_quantized_copy_foretells_the_targets_routes(recorded):
     _, _, demand = recorded
     assert demand.draft_routes is not None
     fidelity = Fidelity.of(demand.draft_routes, demand.routes)
-    print("tokens:", fidelity.same, "steps:", fidelity.recall, fidelity.precision)
     assert fidelity.tokens == int((demand.verified - 1).sum())
     assert fidelity.same.min() > 0.8, f"{N_USED / N_EXPERT} would be chance"
     assert fidelity.precision.min() > 0.85
@@ -103,19 +98,12 @@ class Followed(MoeSpeqScheduler):
         return plan
 
 
-@pytest.mark.parametrize(
-    ("draft_type", "records"), [("draft-simple", False), ("self", False), ("self", True)]
-)
+@pytest.mark.parametrize(("draft_type", "records"), [("draft-simple", False), ("self", True)])
 def test_drafts_are_followed_beside_the_decoding_thread(draft, recorded, draft_type, records):
     """A recorder sees every draft, also those that the thread leaves out."""
     subject = Followed()
-    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
-    config = EngineConfig(
-        target=TARGET, draft=draft if draft_type == "draft-simple" else None, draft_type=draft_type,
-        draft_length=6, device="simulated", threads=1, ctx=512, slots="25%", state="off",
-        scheduler=subject, sampling=sampling,
-    )  # fmt: skip
-    with Engine(config) as engine:
+    options = {"draft_type": draft_type, "draft_length": 6, "slots": "25%", "scheduler": subject}
+    with Engine(config(draft=draft if draft_type == "draft-simple" else None, **options)) as engine:
         recorder = Recorder() if records else None
         assert "".join(engine.generate(PROMPT, 60, recorder=recorder)) == recorded[0]
     by_event = dict(subject.threads)

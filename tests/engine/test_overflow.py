@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions
 from spac.errors import SpacError
 from tests.conftest import TinyModel
-from tests.engine.test_several import config
+from tests.engine.conftest import config
 from tests.session.recurrent import write_lfm2
 
 BAD = 9  # the token whose embedding is no number
@@ -38,7 +37,6 @@ def a_state(_make: TinyModel, folder: Path) -> Path:
 
 
 def overflowing(path: Path) -> Path:
-    """Let the token BAD overflow in the model, and return its path."""
     reader = gguf.GGUFReader(path, "r+")
     embedding = next(each for each in reader.tensors if each.name == "token_embd.weight")
     embedding.data[BAD] = np.nan
@@ -47,7 +45,6 @@ def overflowing(path: Path) -> Path:
 
 
 def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int] | str]:
-    """Return the tokens of each answer, or its error."""
     made: list[list[int] | str] = []
     for prompt in prompts:
         generation = engine.generate(prompt, 6)
@@ -59,14 +56,11 @@ def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int] | str]:
     return made
 
 
-@pytest.mark.parametrize("options", [{}, {"flash_attn": "off"}, {"ctx_checkpoints": 0}], ids=str)
-@pytest.mark.parametrize("write", [dense, delta_rule, a_state])
-def test_later_answers_are_right(
-    tiny_model: TinyModel,
-    tmp_path: Path,
-    write: Callable[[TinyModel, Path], Path],
-    options: dict[str, Any],
-) -> None:
+@pytest.mark.parametrize(
+    ("write", "options"),
+    [(dense, {"flash_attn": "off"}), (delta_rule, {}), (a_state, {"ctx_checkpoints": 0})],
+)
+def test_later_answers_are_right(tiny_model, tmp_path, write, options):
     path = overflowing(write(tiny_model, tmp_path))
     opened = config(path, device="cpu", ctx=64, cache_ram=0, **options)
     fresh: list[list[int] | str] = []
@@ -79,22 +73,8 @@ def test_later_answers_are_right(
             assert answers(engine, [prompt]) == [answer]
 
 
-def test_several_sequences(tiny_model: TinyModel, tmp_path: Path) -> None:
-    """One of several sequences that overflows ends with an error, and spoils no other one later."""
-    path = overflowing(dense(tiny_model, tmp_path))
-    opened = config(path, device="cpu", ctx=256, parallel=4, flash_attn="off")
-    with Engine(opened) as engine:
-        fresh = answers(engine, PROMPTS)
-    with Engine(opened) as engine:
-        for _ in range(2):
-            assert answers(engine, [OVERFLOWS]) == [ERROR]
-            assert answers(engine, PROMPTS) == fresh
-
-
-@pytest.mark.parametrize("write", [dense, delta_rule, a_state])
-def test_the_loop_of_llama_cpp(
-    tiny_model: TinyModel, tmp_path: Path, write: Callable[[TinyModel, Path], Path]
-) -> None:
+@pytest.mark.parametrize("write", [dense, a_state])
+def test_the_loop_of_llama_cpp(tiny_model, tmp_path, write):
     """An answer that overflows is an error, and what slots hold of other prompts stays right."""
     path = overflowing(write(tiny_model, tmp_path))
     opened = config(

@@ -1,30 +1,22 @@
 """Between two reports of a session, a prompt's progress is estimated from measured times."""
 
-from __future__ import annotations
+from types import SimpleNamespace
 
 import pytest
 
-from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.prompt_progress import PromptProgress
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.engine.conftest import config
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
 def progress(clock):
-    return PromptProgress(clock)
+    return PromptProgress(lambda: clock.now)
 
 
 def test_nothing_is_known_at_first(progress, clock):
@@ -91,22 +83,8 @@ def test_the_next_prompt_is_estimated_from_the_start(progress, clock):
     assert progress.now().left == ""
 
 
-def test_a_failed_graph_begins_again(progress, clock):
-    progress.begin(4000)
-    progress.expect(4000)
-    clock.now += 1
-    progress.expect(2000)
-    clock.now += 3
-    progress.report(2000, 4000)
-    assert progress.now().left_s == pytest.approx(3)
-
-
-def test_an_engine_follows_its_prompts(tiny_model):
-    config = EngineConfig(
-        target=tiny_model("qwen3moe"), device="simulated", threads=1, ctx=2048, ubatch=128, batch=128,
-        sampling=SamplingConfig(temp=0.0, ignore_eos=True),
-    )  # fmt: skip
-    with Engine(config) as engine:
+def test_an_engine_follows_its_prompts(target):
+    with Engine(config(target, ctx=2048, ubatch=128, batch=128)) as engine:
         engine.reading._clock = lambda: 0.0  # An estimate would grow while the machine is busy elsewhere.
         seen = []
 

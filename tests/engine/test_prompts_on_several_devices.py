@@ -1,12 +1,11 @@
 """Long prompts on several devices run in large graphs too, as the memory of each device allows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from spac import _core
 from spac.engine import Engine, prompt_graphs
+from tests.engine.conftest import memory
 from tests.engine.test_prompt_graphs import SMALL, WHOLE, config, run
 from tests.slot_layers import layers_on_slot_devices
 
@@ -20,11 +19,9 @@ N_SLOTS = 40
 
 @pytest.fixture(autouse=True)
 def devices():
-    for index in range(2):
-        _core.set_simulated_device(index=index)
+    _core.set_simulated_device(index=1)
     yield
-    for name in NAMES:
-        _core.set_memory_limit(name, 0)
+    _core.set_memory_limit(NAMES[1], 0)
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +33,6 @@ def target(tiny_model):
 def in_one_graph(target):
     with Engine(config(target, ubatch=2048, slots=N_SLOTS, context_params={})) as engine:
         return run(engine)
-
-
-def memories():
-    known = {device.name: device.memory for device in _core.devices()}
-    return [known[name] for name in NAMES]
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
@@ -58,10 +50,9 @@ def test_one_graph_serves_a_long_prompt(target, in_one_graph, places):
 
 
 def test_a_device_without_room_keeps_graphs_small(target, in_one_graph):
-    """The memory of the other device is of no use then."""
     with Engine(config(target, slots=4, context_params={}, **PLACES["layers"])) as engine:
         engine.graphs.measure()
-        _core.set_memory_limit(NAMES[1], memories()[1].used + (8 << 10))
+        _core.set_memory_limit(NAMES[1], memory(NAMES[1]).used + (8 << 10))
         assert run(engine)[0] == in_one_graph[0]
         assert engine._pair.target_context.graph_tokens == SMALL
         assert not any("has no memory for graphs" in note for note in engine.notes)

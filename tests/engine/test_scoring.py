@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.scoring import CHUNK, score
 from spac.errors import Cancelled, InputError
 from spac.llama_cpp_python.llama import Llama
-from tests.conftest import TinyModel
+from tests.engine.conftest import config
 from tests.llama_cpp_python.conftest import EXACT
 from tools.models import Shape
 
@@ -36,21 +35,13 @@ def is_close(found: Any, wanted: Any) -> bool:
     return bool((np.abs(np.asarray(found) - wanted) < 0.1).mean() > 0.98)
 
 
-@pytest.fixture(scope="module")
-def target(tiny_model: TinyModel) -> Path:
-    return tiny_model("qwen3moe")
-
-
 def engine_of(target: Path, **options: Any) -> Engine:
-    settings = {"ctx": 1024, "batch": 256, "ubatch": 256, "threads": 1, "flash_attn": "on", **options}
-    exact = {"cache_type_k": "f32", "cache_type_v": "f32"}
-    return Engine(
-        EngineConfig(target=target, sampling=SamplingConfig(temp=0.0, ignore_eos=True), **exact, **settings)
-    )
+    exact = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "on"}
+    return Engine(config(target, **{"ctx": 1024, "batch": 256, "ubatch": 256, **exact, **options}))
 
 
 @pytest.fixture(scope="module")
-def reference(target: Path) -> tuple[Any, Any]:
+def reference(target):
     """Return the text's tokens, and llama_cpp's log probabilities of all tokens behind each of them."""
     with closing(Llama(str(target), device="cpu", logits_all=True, **{**EXACT, "n_ctx": 1024})) as llm:
         tokens = llm.tokenize(TEXT.encode())
@@ -60,9 +51,7 @@ def reference(target: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_they_are_llama_cpps(
-    name: str, target: Path, reference: tuple[Any, Any], tiny_model: TinyModel
-) -> None:
+def test_they_are_llama_cpps(name, target, reference, tiny_model):
     options = dict(ENGINES[name])
     if options.get("draft"):
         options["draft"] = tiny_model("qwen3moe", types={"*": "Q4_0"})
@@ -80,7 +69,7 @@ def test_they_are_llama_cpps(
     assert is_close(again.chosen, scores.chosen)
 
 
-def test_other_texts_may_run_beside_it_and_take_its_place(target: Path) -> None:
+def test_other_texts_may_run_beside_it_and_take_its_place(target):
     with engine_of(target, device="simulated", slots=0.25, parallel=2) as engine:
         tokens = engine.tokenize(TEXT)
         alone = score(engine, tokens)
@@ -104,7 +93,7 @@ def test_other_texts_may_run_beside_it_and_take_its_place(target: Path) -> None:
         assert is_close(scores.chosen, alone.chosen)
 
 
-def test_a_model_with_a_state(tiny_model: TinyModel) -> None:
+def test_a_model_with_a_state(tiny_model):
     with engine_of(tiny_model("qwen3next", Shape(n_layer=4)), device="cpu", ctx=512) as engine:
         tokens = engine.tokenize(TEXT)[:150]
         whole = score(engine, tokens)
@@ -112,7 +101,7 @@ def test_a_model_with_a_state(tiny_model: TinyModel) -> None:
     assert is_close(whole.chosen[:39], part.chosen)
 
 
-def test_what_cannot_be_scored(target: Path) -> None:
+def test_what_cannot_be_scored(target):
     with engine_of(target, device="cpu", ctx=512) as engine:
         tokens = engine.tokenize(TEXT)
         assert len(score(engine, tokens[:1]).chosen) == 0

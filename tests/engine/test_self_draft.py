@@ -1,37 +1,24 @@
 """A target drafts for itself: with low-bit copies of its experts, and all else of its own."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
-from spac import _core
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import SamplingConfig
 from spac.demo import PROMPT, TARGET
 from spac.engine import Engine, slots
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine.device_memory import in_use
-from spac.run import main
 from spac.stats.recording import Recorder
+from tests.engine.conftest import config as usual
 from tests.papers.fidelity import Fidelity
 
 N_LAYER = 5
 
 
-@pytest.fixture(autouse=True)
-def unlimited():
-    yield
-    _core.set_memory_limit("simulated", 0)
-
-
 def config(target=TARGET, temp=0.0, **options):
-    settings: dict[str, Any] = {
-        "device": "simulated", "threads": 1, "ctx": 256, "slots": "25%", "deterministic": True,
-        "draft_length": 4, "sampling": SamplingConfig(temp=temp, seed=3, ignore_eos=True),
-    }  # fmt: skip
-    return EngineConfig(target=target, **{**settings, **options})
+    sampling = SamplingConfig(temp=temp, seed=3, ignore_eos=True)
+    defaults = {"ctx": 256, "slots": "25%", "deterministic": True, "draft_length": 4, "sampling": sampling}
+    return usual(target, **{**defaults, **options})
 
 
 def run(n_tokens=24, recorder=None, **options):
@@ -105,9 +92,3 @@ def test_refusals(tiny_model, monkeypatch):
     monkeypatch.setattr(slots, "QUANT", "q8_0")
     with pytest.raises(OutOfMemoryError, match="choose another --draft-type"):
         run(2, draft_type="self", vram_limit="16M", slots=8)
-
-
-def test_a_program_drafts_with_it(capsys):
-    draft = ["--device", "simulated", "--draft-type", "self"]
-    assert main([*draft, "--target", str(TARGET), "-n", "4", "-p", "x", "--temp", "0"]) == 0
-    assert "q4_0 copies of its experts" in capsys.readouterr().err

@@ -3,21 +3,19 @@
 tests/backend/test_slot_devices.py compares every logit with the unpatched library.
 """
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
 
-from spac import _core, run
-from spac.config import EngineConfig, SamplingConfig
+from spac import _core
+from spac.demo import TARGET
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from spac.model.devices import devices_of
 from spac.model.gguf.check import check_model
 from spac.model.slot_layers import SlotLayers
+from tests.engine.conftest import config, text_of
 from tests.slot_layers import layers_on_slot_devices
-
-PROMPT = "def double(values):\n    return"
-N_TOKENS = 16
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +25,7 @@ def devices():
     _core.set_simulated_device(memory_mb=64, upload_gb_s=0.5, latency_us=5, index=1)
     _core.set_simulated_device(memory_mb=32, index=2)
     yield
-    for index in range(3):
+    for index in (1, 2):
         _core.set_simulated_device(index=index)
 
 
@@ -37,26 +35,12 @@ def target(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def draft(tiny_model):
-    return tiny_model("qwen3", n_layer=1)
-
-
-@pytest.fixture(scope="module")
 def start(target):
     def engine(layers=(3,), **options):
-        sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-        config = {
-            "target": target, "device": "simulated", "slot_devices": "simulated1", "threads": 1, "ctx": 512,
-            "sampling": sampling, "slots": 12, "state": "off",
-        }  # fmt: skip
         with layers_on_slot_devices(*layers):
-            return Engine(EngineConfig(**{**config, **options}))
+            return Engine(config(target, **{"slot_devices": "simulated1", "slots": 12, **options}))
 
     return engine
-
-
-def text_of(engine, prompt=PROMPT):
-    return "".join(engine.generate(prompt, N_TOKENS))
 
 
 def layers_of(engine):
@@ -75,7 +59,6 @@ OPTIONS = {
     "lookahead": ({"lookahead": 1}, TWO),
     "loaded misses": ({"miss": "load"}, TWO),
     "streamed prompts": ({"stream_batch": 8}, TWO),
-    "deterministic": ({"deterministic": True}, TWO),
     "several at once": ({"parallel": 2}, TWO),
     "layers on the CPU": ({"gpu_layers": 3, "layers": (1,)}, {"simulated": 1, "simulated1": 1}),
     "all layers": ({"layers": (5,)}, {"simulated1": 5}),
@@ -102,20 +85,15 @@ def test_drafts_and_changing_slots_change_no_text(start, expected, draft):
         for slots in (12, 30, 1):
             engine.set_slots(slots)
             assert text_of(engine) == expected
-        assert engine._last_stats().drafted_tokens > 0
+        stats = engine._last_stats()
+        assert stats.drafted_tokens > 0
+        assert [(each["name"], each["layers"]) for each in stats.devices] == list(TWO.items())
+        notes = [note for note in engine._notes if note.startswith("--slot-devices")]
+        assert notes == ["--slot-devices: layers whose experts have slots: 2 on simulated, 3 on simulated1"]
         assert [device.name for device in engine.devices] == ["simulated", "simulated1"]
         engine.set_vram_limit("20M")
         assert all(device.memory.limit == 20 << 20 for device in engine.devices)
         assert text_of(engine) == expected
-
-
-def test_a_copy_that_fails_leaves_its_expert_to_the_cpu(start, expected):
-    _core.set_simulated_device(memory_mb=64, fail_uploads=3, index=1)
-    with start(slots="100%") as engine:
-        assert text_of(engine) == expected
-        first, second = engine.experts.devices
-        assert first.upload_failures == 0
-        assert second.upload_failures >= 3
 
 
 def test_a_step_is_counted_once(start):
@@ -131,22 +109,8 @@ def test_a_step_is_counted_once(start):
             assert demand.sum() == 5 * engine.experts.layers[0].n_used
 
 
-def test_statistics_have_each_device(start):
-    with start() as engine:
-        text_of(engine)
-        stats = engine._last_stats()
-        assert [(each["name"], each["layers"]) for each in stats.devices] == list(TWO.items())
-        assert "simulated1  3 layers" in stats.table()
-
-
-def test_notes_tell_where_experts_are(start):
-    with start() as engine:
-        notes = [note for note in engine._notes if note.startswith("--slot-devices")]
-        assert notes == ["--slot-devices: layers whose experts have slots: 2 on simulated, 3 on simulated1"]
-
-
-def test_a_model_without_experts_has_no_use_for_them(start, draft):
-    with start(target=draft, slots="auto") as engine:
+def test_a_model_without_experts_has_no_use_for_them(draft):
+    with Engine(config(draft, slot_devices="simulated1", slots="auto")) as engine:
         assert f"--slot-devices: not used, for {draft.name} has no experts" in engine._notes
         assert [device.name for device in engine.devices] == ["simulated"]
 
@@ -155,17 +119,13 @@ def counts(target, *, main, other, **options):
     """Return how many of five layers a second device gets, by the memory of both in MiB."""
     _core.set_simulated_device(memory_mb=main)
     _core.set_simulated_device(memory_mb=other, index=1)
-    config = EngineConfig(
-        target=target, device="simulated", slot_devices="simulated1", ctx=256, batch=64, ubatch=64, **options
-    )
-    (first, *others), _ = devices_of(config)
-    return SlotLayers(config, check_model(target, "target"), first, others, None).counts
+    chosen = config(target, slot_devices="simulated1", ctx=256, batch=64, ubatch=64, **options)
+    (first, *others), _ = devices_of(chosen)
+    return SlotLayers(chosen, check_model(target, "target"), first, others, None).counts
 
 
 def test_layers_are_divided_by_memory():
     """The main device needs memory for dense weights and the cache, and gets all layers that fit there."""
-    from spac.demo import TARGET
-
     assert counts(TARGET, main=256, other=64) == (0,)
     assert counts(TARGET, main=16, other=256)[0] in (2, 3, 4)
     assert counts(TARGET, main=1, other=256) == (5,)
@@ -192,11 +152,7 @@ BAD = {
 @pytest.mark.parametrize(("line", "options"), BAD.items(), ids=BAD)
 def test_bad_input_is_one_line(line, options):
     with pytest.raises(InputError, match=line) as error:
-        devices_of(
-            EngineConfig(
-                **{"target": "x.gguf", "device": "simulated", "slot_devices": "simulated1", **options}
-            )
-        )
+        devices_of(config(Path("x.gguf"), **{"slot_devices": "simulated1", **options}))
     assert "\n" not in str(error.value)
 
 
@@ -209,18 +165,3 @@ def test_what_does_not_fit_the_model_is_one_line(start, draft):
     with pytest.raises(OutOfMemoryError, match="; leave simulated1 out of --slot-devices, or") as error:
         start(layers=(2,))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("option", "line"), [
-    ("--slot-devices=simulated", "--slot-devices: simulated would hold the layers too"),
-    ("--slot-devices=simulated1,simulated1", "--slot-devices: simulated1 is named twice"),
-    ("--slot-devices=GPU7", "--slot-devices: unknown device 'GPU7'"),
-])  # fmt: skip
-def test_programs_end_with_one_line(target, option, line, capsys):
-    try:
-        code = run.main(["--target", str(target), "--device", "simulated", option, "--prompt", "x"])
-    except SystemExit as end:  # The parser itself refuses what is wrong by itself.
-        code = end.code
-    assert code == 2
-    [said] = capsys.readouterr().err.splitlines()
-    assert line in said

@@ -1,41 +1,31 @@
-"""These tests cover warm starts: what they restore, what they gain, and which files they refuse."""
-
-from __future__ import annotations
+"""Warm starts: what they restore and gain, which files they refuse, and what `--state auto` keeps."""
 
 import io
-import zipfile
+import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spac import demo
-from spac.config import EngineConfig, SamplingConfig
+from spac import demo, env
+from spac.config import EngineConfig
 from spac.engine import Engine
-from spac.engine.run_files import WarmState
+from spac.engine.run_files import WarmState, kept_path, trim
 from spac.errors import InputError
 from spac.machine.files import write_atomically
-from spac.scheduler import Event, Plan, make
-from tests.scheduler.views import make_view
+from spac.scheduler import Plan, make
+from tests.engine.conftest import config
 
-SCHEDULERS = ("lru", "ewma", "logistic", "moe-spac", "moe-spac:speculative=off", "static")
+SCHEDULERS = ("lru", "ewma", "logistic", "moe-spac", "static")
 PLAN = Plan(np.array([[3, 1], [0, 2]], np.int32), np.array([1, 2], np.int32))
 STATE = WarmState({"layers": 2}, "lru", {}, {"used": np.arange(4).reshape(2, 2)}, PLAN)
 
 
 def engine_on(path, scheduler="lru", **options):
-    sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-    defaults = {"target": demo.TARGET, "draft": demo.DRAFT, "draft_length": 4, "slots": 0.25, "threads": 1}
     # `deterministic` makes the residency independent of how fast this machine copies.
-    defaults |= {
-        "device": "simulated",
-        "ctx": 512,
-        "sampling": sampling,
-        "state": path,
-        "deterministic": True,
-    }
-    return Engine(EngineConfig(scheduler=scheduler, **{**defaults, **options}))
+    defaults = {"draft": demo.DRAFT, "draft_length": 4, "slots": 0.25, "deterministic": True}
+    return Engine(config(scheduler=scheduler, state=path, **{**defaults, **options}))
 
 
 def first_steps(engine, n_tokens=12):
@@ -70,37 +60,6 @@ def test_a_restart_is_warm(tmp_path, scheduler):
         assert warm > cold + 0.05
 
 
-@pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "static"])
-def test_a_scheduler_goes_on_as_if_it_had_never_stopped(scheduler):
-    """The plans after a restart equal those of a scheduler that ran through."""
-    random = np.random.default_rng(0)
-    demands = random.integers(0, 4, (12, 3, 5)) * random.integers(0, 2, (12, 3, 5))
-    views = [make_view([5, 5, 5], [6], demand=demand, n_verified=5) for demand in demands]
-    start = make_view([5, 5, 5], [6])
-    through, before, after = make(scheduler), make(scheduler), make(scheduler)
-    for each in (through, before, after):
-        each.on(Event.START, start)
-    for view in views[:6]:
-        through.on(Event.VERIFY_END, view)
-        before.on(Event.VERIFY_END, view)
-    after.restore(before.state())
-    for view in views[6:]:
-        wanted, plan = through.on(Event.VERIFY_END, view), after.on(Event.VERIFY_END, view)
-        np.testing.assert_array_equal(plan.priority, wanted.priority)
-        np.testing.assert_array_equal(plan.threshold, wanted.threshold)
-
-
-def test_what_is_saved_is_what_is_loaded(tmp_path):
-    path = tmp_path / "a.state"
-    STATE.save(path)
-    loaded = WarmState.load(path)
-    assert (loaded.facts, loaded.scheduler, loaded.options) == (STATE.facts, STATE.scheduler, STATE.options)
-    np.testing.assert_array_equal(loaded.plan.priority, PLAN.priority)
-    np.testing.assert_array_equal(loaded.plan.threshold, PLAN.threshold)
-    np.testing.assert_array_equal(loaded.learned["used"], STATE.learned["used"], strict=True)
-    assert [file.name for file in tmp_path.iterdir()] == ["a.state"], "something temporary was left behind"
-
-
 def test_no_file_and_an_empty_one_are_no_state(tmp_path):
     assert WarmState.load(tmp_path / "none") is None
     (tmp_path / "empty").touch()
@@ -118,60 +77,45 @@ def whole(tmp_path):
     return (tmp_path / "whole").read_bytes()
 
 
+def pickled():
+    file = io.BytesIO()
+    np.savez(file, about=np.array([{"spac_state": 1}], dtype=object))
+    return file.getvalue()
+
+
 FOREIGN = {
     "text": b"this is a note to myself\n",
     "a model": b"GGUF" + bytes(100),
-    "a zip": None,
     "another archive": archive(weights=np.zeros(3)),
-    "one array": None,
-    "pickles": None,
+    "pickles": pickled(),
     "about is no JSON": archive(about=np.array("{")),
     "about is a list": archive(about=np.array("[1]")),
-    "about is a number": archive(about=np.array(3)),
     "a bare format": archive(about=np.array('{"spac_state": 1}')),
+    "format 2": archive(about=np.array('{"spac_state": 2}')),
 }
-
-
-def foreign(kind):
-    data = FOREIGN[kind]
-    file = io.BytesIO()
-    if kind == "a zip":
-        with zipfile.ZipFile(file, "w") as other:
-            other.writestr("hello.txt", "hello")
-    elif kind == "one array":
-        np.save(file, np.zeros(3))
-    elif kind == "pickles":
-        np.savez(file, about=np.array([{"spac_state": 1}], dtype=object))
-    return data if data is not None else file.getvalue()
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path, kind):
     path = tmp_path / "odd.state"
-    path.write_bytes(foreign(kind))
+    path.write_bytes(FOREIGN[kind])
     with pytest.raises(InputError, match="state") as error:
         WarmState.load(path)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
-
-
-def test_a_later_format_is_refused_by_its_number(tmp_path):
-    path = tmp_path / "later.state"
-    path.write_bytes(archive(about=np.array('{"spac_state": 2}')))
-    with pytest.raises(InputError, match="format 2"):
-        WarmState.load(path)
+    assert kind != "format 2" or kind in str(error.value)
 
 
 def test_every_truncation_is_refused(tmp_path):
     data, path = whole(tmp_path), tmp_path / "cut.state"
-    for size in range(1, len(data), 7):
+    for size in range(1, len(data), 19):
         path.write_bytes(data[:size])
         with pytest.raises(InputError):
             WarmState.load(path)
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_damage_is_refused_or_harmless(tmp_path_factory, data):
     """A flipped byte is detected, or the archive does not need it (times, file attributes)."""
     folder = tmp_path_factory.mktemp("damage")
@@ -204,25 +148,17 @@ def test_a_state_of_another_model_starts_cold_and_says_what_differs(tmp_path, ti
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "said"),
-    [("ewma", "scheduler 'lru', this is 'ewma'"), ("moe-spac", "scheduler 'lru'")],
-)
-def test_a_state_of_another_scheduler_starts_cold(tmp_path, scheduler, said):
+    ("first", "then", "said"),
+    [("lru", "ewma", "scheduler 'lru', this is 'ewma'"),
+     ("moe-spac:levels=6", "moe-spac", "levels=6, not its default options")],
+)  # fmt: skip
+def test_a_state_of_another_scheduler_starts_cold(tmp_path, first, then, said):
     path = tmp_path / "warm.state"
-    with engine_on(path) as engine:
+    with engine_on(path, first) as engine:
         first_steps(engine)
-    with engine_on(path, scheduler) as engine:
+    with engine_on(path, then) as engine:
         (note,) = engine.notes
         assert said in note
-
-
-def test_other_options_start_cold(tmp_path):
-    path = tmp_path / "warm.state"
-    with engine_on(path, "moe-spac:levels=6") as engine:
-        first_steps(engine)
-    with engine_on(path, "moe-spac") as engine:
-        (note,) = engine.notes
-        assert "levels=6, not its default options" in note
 
 
 def test_an_engine_that_generated_nothing_saves_nothing(tmp_path):
@@ -230,17 +166,6 @@ def test_an_engine_that_generated_nothing_saves_nothing(tmp_path):
     with engine_on(path):
         pass
     assert not path.exists()
-
-
-def test_the_name_of_the_model_file_does_not_matter(tmp_path, tiny_model):
-    model = tiny_model("qwen3moe")
-    other = tmp_path / "renamed.gguf"
-    other.symlink_to(model)
-    path = tmp_path / "warm.state"
-    with engine_on(path, target=model, draft=None, draft_length=None) as engine:
-        "".join(engine.generate("x", 4))
-    with engine_on(path, target=other, draft=None, draft_length=None) as engine:
-        assert engine.notes == []
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -260,3 +185,103 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         Engine(EngineConfig(target=tmp_path / "missing.gguf", state=tmp_path / "no" / "a.state"))
+
+
+# These tests cover `--state auto`: what the cache folder keeps, and what no fault of it may do.
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return the folder of kept states, which belongs to the test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(env.STATE.name, "auto")
+    return tmp_path / "spac" / "states"
+
+
+@pytest.fixture
+def engine_with(target):
+    defaults = {"state": "auto", "slots": 4, "scheduler": "lru", "ctx": 128}
+    return lambda **options: Engine(config(target, **{**defaults, **options}))
+
+
+def run(engine):
+    with engine:
+        "".join(engine.generate("x", 6))
+        driver = engine.events.driver
+        return driver.scheduler.state(), driver.plan, list(engine.notes)
+
+
+def kept(folder):
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def test_the_second_run_begins_where_the_first_one_ended(engine_with, folder):
+    learned, plan, notes = run(engine_with())
+    (path,) = kept(folder)
+    with engine_with() as engine:
+        driver = engine.events.driver
+        for name, array in driver.scheduler.state().items():
+            np.testing.assert_array_equal(array, learned[name], strict=True)
+        np.testing.assert_array_equal(driver.plan.priority, plan.priority)
+        assert plan.wanted.any()
+        assert not [note for note in (*notes, *engine.notes) if "state" in note]
+    assert kept(folder) == [path]
+
+
+def test_each_scheduler_and_device_has_its_own(engine_with, folder):
+    run(engine_with())
+    run(engine_with(scheduler="moe-spac"))
+    run(engine_with(scheduler="moe-spac:levels=6"))
+    assert len(kept(folder)) == 3
+    with engine_with() as engine:
+        assert engine.events.driver.plan.wanted.any()
+        target = engine.config.target
+    assert kept_path(target, "CUDA0, a card", "lru", {}) != kept_path(target, "CUDA1, a card", "lru", {})
+
+
+@pytest.mark.parametrize(
+    "off", [{"state": "off"}, {"state": None}, {"deterministic": True}, {"scheduler": make("lru")}]
+)
+def test_off_keeps_nothing(engine_with, folder, off):
+    run(engine_with(**off))
+    assert kept(folder) == []
+
+
+def test_a_damaged_state_costs_a_note_and_is_replaced(engine_with, folder):
+    run(engine_with())
+    (path,) = kept(folder)
+    whole = path.read_bytes()
+    for data in (whole[: len(whole) // 2], b"GGUF", b"a note to myself"):
+        path.write_bytes(data)
+        _, _, notes = run(engine_with())
+        (note,) = [note for note in notes if str(path) in note]
+        assert "starts cold, and replaces it" in note
+        assert "\n" not in note
+        assert WarmState.load(path).scheduler == "lru"
+
+
+def test_a_folder_that_cannot_be_written_costs_a_note(engine_with, folder):
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_text("a file")
+    learned, _, notes = run(engine_with())
+    assert learned
+    (note,) = [note for note in notes if "scheduler learns is not kept" in note]
+    assert str(folder) in note
+    assert "\n" not in note
+
+
+def test_the_oldest_go_first(tmp_path):
+    for age, name in enumerate(("new", "middle", "old")):
+        (tmp_path / name).write_bytes(bytes(40))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    trim(tmp_path, 120)
+    assert len(list(tmp_path.iterdir())) == 3
+    trim(tmp_path, 100)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "middle"}
+    trim(tmp_path, 40)
+    assert {path.name for path in tmp_path.iterdir()} == {"new"}
+
+
+def test_a_target_that_is_gone_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        kept_path(tmp_path / "gone.gguf", "cpu", "lru", {})

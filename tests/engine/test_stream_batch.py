@@ -1,8 +1,6 @@
 """Prompts whose experts stream through the device give the same text and leave the slots alone. Without
 memory for the stream, they are split."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 
@@ -10,10 +8,11 @@ import numpy as np
 import pytest
 
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import SpacError
 from spac.model import c_api
+from tests.engine.conftest import config as usual
+from tests.engine.conftest import memory
 
 api = importlib.import_module("llama_cpp.llama_cpp")  # imported after spac, which chooses the library
 
@@ -21,16 +20,7 @@ PROMPT = "def double(values):\n    return [2 * value for value in values]\n\n" *
 
 
 def config(target, stream_batch, **options):
-    sampling = SamplingConfig(temp=0.0, ignore_eos=True)
-    return EngineConfig(
-        target=target, device="simulated", threads=1, ctx=512, sampling=sampling, stream_batch=stream_batch,
-        **options,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def target(tiny_model):
-    return tiny_model("qwen3moe")
+    return usual(target, stream_batch=stream_batch, **options)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +40,7 @@ def test_streamed_prompts_give_the_same_text(target, expected):
         assert stats["activations"] > 0  # of the steps, which are not streamed
 
 
-@pytest.mark.parametrize("slots", [0, 3, 8, 15])
+@pytest.mark.parametrize("slots", [3, 15])
 def test_residents_do_not_come_over_the_link_again(target, expected, slots):
     """Every byte of a layer comes once: the residents' from their slots, the others' over the link."""
     with Engine(config(target, 16, scheduler="static", slots=slots)) as engine:
@@ -74,10 +64,8 @@ def test_residents_do_not_come_over_the_link_again(target, expected, slots):
     assert counts["stream_bytes"] == everything - at_home
 
 
-@pytest.mark.parametrize("scheduler", ["lru", "moe-spac"])
-@pytest.mark.parametrize("stream_batch", [0, 16])
-def test_a_prompt_leaves_the_slots_alone(target, scheduler, stream_batch):
-    with Engine(config(target, stream_batch, scheduler=scheduler, slots="40%")) as engine:
+def test_a_prompt_leaves_the_slots_alone(target):
+    with Engine(config(target, 16, scheduler="lru", slots="40%")) as engine:
         "".join(engine.generate("def f(x):", 24))
         assert engine.experts.settle(10)
         before = engine.experts.residency(), engine.experts.stats["uploads"]
@@ -89,7 +77,7 @@ def test_a_prompt_leaves_the_slots_alone(target, scheduler, stream_batch):
 
 def test_slots_leave_room_for_the_stream(target):
     def free():
-        return next(device.memory_free for device in _core.devices() if device.name == "simulated")
+        return memory().free
 
     with Engine(config(target, 16, slots=0)) as engine:
         assert engine.experts.stream_bytes() > 0

@@ -44,23 +44,6 @@ def pair():
     return tap, routes
 
 
-def test_a_draft_from_its_first_layer_to_its_end(pair):
-    tap, routes = pair
-    assert tap.asked == [([1, 2], [2, 1])]
-    assert routes.under_way(1, np.array([[7, 5]], np.int32)).tolist() == [[[7, 5]], [[-1, -1]], [[-1, -1]]]
-    tap.show([7, 5], [4, -1])
-    assert routes.drafted(1).tolist() == [[[7, 5]], [[4, -1]], [[-1, -1]]]
-    assert routes.under_way(1, np.array([[7, 5]], np.int32)) is None, "this token is known"
-    found = routes.under_way(2, np.array([[3, 2], [1, -1]], np.int32))
-    assert found.tolist() == [[[7, 5], [3, 2]], [[4, -1], [1, -1]], [[-1, -1], [-1, -1]]]
-    tap.show([3, 2], [1, -1])
-    assert np.array_equal(routes.drafted(2), found)
-    assert routes.at_end(2).shape == (3, 2, 2)
-    routes.ask(np.array([2, 1], np.int32))
-    assert len(tap.asked) == 1, "nothing has changed"
-    assert routes.under_way(3, np.array([[6, 0]], np.int32)).shape == (3, 1, 2), "the next draft"
-
-
 def test_a_refused_token_is_shown_and_a_gap_is_not(pair):
     tap, routes = pair
     tap.show([7, 5], [4, -1])

@@ -21,18 +21,6 @@ def test_the_pieces_are_whole_characters_and_add_up(text, cuts):
     assert "".join(pieces) + stream.finish() == data.decode("utf-8", "replace")
 
 
-def test_a_character_waits_for_its_last_byte():
-    stream = TextStream()
-    assert [stream.push(bytes([byte])) for byte in "é".encode()] == ["", "é"]
-
-
-def test_bytes_that_are_no_text_are_replaced():
-    stream = TextStream()
-    assert stream.push(b"\xff") == "�"
-    assert stream.push(b"\xe2\x82") == ""
-    assert stream.finish() == "�"
-
-
 @given(
     st.text("ab", max_size=12),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
@@ -52,11 +40,6 @@ def test_a_text_ends_before_the_stop_string_that_is_complete_first(text, stops, 
     pieces = [stream.push(piece) for piece in split(text.encode(), cuts)]
     assert "".join(pieces) + stream.finish() == read + held
     assert stream.stopped == (met is not None)
-
-
-def test_the_first_of_several_stop_strings_counts():
-    stream = TextStream(["three", "two"])
-    assert stream.push(b"one two three") == "one "
 
 
 def test_what_may_become_a_stop_string_is_held_back():

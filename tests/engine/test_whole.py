@@ -1,32 +1,27 @@
 """A model whose experts all fit runs without the split. What needs the split, or does not fit, keeps it."""
 
-from __future__ import annotations
-
-import threading
 from contextlib import closing
 
 import numpy as np
 import pytest
 
 from spac import _core, demo, env
-from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import GpuLayers, VramLimit
 from spac.doctor.devices import vram
 from spac.doctor.selftest import decode
 from spac.engine import Engine
 from spac.engine.costs_in_use import key_of
 from spac.errors import InputError
+from spac.llama_cpp_python.llama import Llama
 from spac.model import placement
 from spac.model.devices import choose_devices
 from spac.model.gguf.check import check_model
 from spac.model.pair import ModelPair
 from spac.model.whole import all_fit
 from spac.serve.admin import change_memory
-from spac.serve.metrics import _work_of
 from spac.serve.refusal import Refusal
+from tests.engine.conftest import config, text_of
 
-GREEDY = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-PROMPT, N_TOKENS = "def double(values):\n    return", 24
 NOTE = "all experts fit on simulated: llama.cpp computes the model there, without the split"
 
 
@@ -35,29 +30,16 @@ def whole(monkeypatch):
     """Let the simulated device run models without the split, as a GPU does. Give it its memory back."""
     monkeypatch.setattr("spac.model.whole.gains_on", lambda _devices: True)
     yield
-    for name in ("simulated", "simulated1"):
-        if any(each.name == name for each in _core.devices()):
-            _core.set_memory_limit(name, 0)
-    _core.set_simulated_device()
     _core.set_simulated_device(index=1)
-
-
-def config(target, **options):
-    defaults = {"device": "simulated", "threads": 1, "ctx": 256, "state": "off", "sampling": GREEDY}
-    return EngineConfig(**{"target": target, **defaults, **options})
-
-
-def text_of(engine, prompt=PROMPT):
-    return "".join(engine.generate(prompt, N_TOKENS))
+    _core.set_memory_limit("simulated1", 0)
 
 
 DRAFTS = {
     "none": {},
-    "draft": {"draft": demo.DRAFT, "draft_length": 3},
+    "draft with experts": {"draft": demo.TARGET, "draft_length": 3},
     "governor": {"draft": demo.DRAFT, "draft_max": 4},
     "ngram": {"draft_type": "ngram-simple", "draft_length": 3},
     "several": {"draft": demo.DRAFT, "draft_length": 2, "parallel": 2},
-    "deterministic": {"draft": demo.DRAFT, "deterministic": True},
 }
 
 
@@ -96,7 +78,7 @@ def test_logits_are_those_of_the_split(tiny_model, family):
 
 def test_statistics_are_those_of_a_model_without_experts():
     with Engine(config(demo.TARGET, draft=demo.DRAFT, draft_length=2)) as engine:
-        generation = engine.generate(PROMPT, N_TOKENS)
+        generation = engine.generate("x", 24)
         list(generation)
         stats = generation.stats
     assert stats.n_experts == stats.slots == stats.activations == 0
@@ -116,7 +98,6 @@ def test_the_simulated_device_keeps_the_split(monkeypatch):
 
 ASKING = {
     "slots": {"slots": "100%"},
-    "a number": {"slots": 8},
     "scheduler": {"scheduler": "lru"},
     "options": {"scheduler": "logistic:whole=off"},
     "misses": {"miss": "load"},
@@ -137,31 +118,13 @@ def test_what_needs_the_split_keeps_it(tiny_model, options):
     devices = choose_devices("simulated")
     asking = config(info.path, **options)
     assert all_fit(config(info.path), info, None, devices)
+    assert all_fit(config(info.path, gpu_layers=GpuLayers(99)), info, None, devices)
     assert not all_fit(asking, info, None, devices) or asking.keeps_split
     if "slot_devices" not in options:
         with closing(ModelPair(asking, None)) as pair:
             assert not pair.placement.whole
             assert pair.experts is not None
-
-
-def test_all_layers_by_number_are_the_whole_model(tiny_model):
-    info = check_model(tiny_model("qwen3moe"))
-    devices = choose_devices("simulated")
-    for n in (info.n_layer + 1, 99):
-        assert all_fit(config(info.path, gpu_layers=GpuLayers(n)), info, None, devices)
-
-
-def test_a_recording_says_that_it_keeps_the_split():
-    with Engine(config(demo.TARGET, keeps_split="the split stays for --record")) as engine:
-        assert "all experts fit on simulated: the split stays for --record" in engine.notes
-
-
-def test_a_model_that_does_not_fit_keeps_the_split():
-    size = demo.TARGET.stat().st_size >> 20
-    _core.set_simulated_device(memory_mb=size)
-    with Engine(config(demo.TARGET)) as engine:
-        assert 0 < engine.experts.slots.n_slots < engine.n_experts
-        assert not any("all experts" in note for note in engine.notes)
+            assert not asking.keeps_split or "all experts fit on simulated: --record" in pair.notes
 
 
 def test_a_limit_decides_too():
@@ -175,8 +138,6 @@ def test_a_limit_decides_too():
 @pytest.mark.parametrize("door", ["engine", "llama"])
 def test_a_wrong_estimate_ends_in_the_split(monkeypatch, left, door):
     """Loading fails, or leaves less than the margin, and nothing is lost."""
-    from spac.llama_cpp_python.llama import Llama
-
     with closing(ModelPair(config(demo.TARGET), None, all_rows=False)) as pair:
         taken = pair.placement.devices[0].memory.used
     monkeypatch.setattr(placement, "all_fit", lambda config, *_: config.leaves_split)
@@ -240,42 +201,3 @@ def test_two_devices(tiny_model):
     info = check_model(target)
     devices = choose_devices("simulated,simulated1")
     assert not all_fit(config(target, **options), info, None, devices)
-
-
-def test_a_draft_with_experts(tiny_model):
-    target = tiny_model("qwen3moe")
-    options = {"draft": target, "draft_length": 3}
-    with Engine(config(target, slots="100%", **options)) as engine:
-        wanted = text_of(engine)
-    with Engine(config(target, **options)) as engine:
-        assert engine.experts is None
-        assert text_of(engine) == wanted
-
-
-def test_llama():
-    from spac import Llama
-
-    def complete(**options):
-        llama = Llama(str(demo.TARGET), device="simulated", n_ctx=256, state="off", verbose=False, **options)
-        with closing(llama):
-            text = llama(PROMPT, max_tokens=N_TOKENS, temperature=0.0)["choices"][0]["text"]
-            return text, llama.engine.experts is None, NOTE in llama.notes
-
-    assert complete(slots="100%")[1:] == (False, False)
-    assert complete() == (complete(slots="100%")[0], True, True)
-    assert complete(draft=str(demo.DRAFT)) == (complete()[0], True, True)
-
-
-def test_generations_on_several_threads():
-    with Engine(config(demo.TARGET, draft=demo.DRAFT, draft_length=2, parallel=3, ctx=1024)) as engine:
-        assert engine.experts is None
-        texts = []
-        threads = [threading.Thread(target=lambda: texts.append(text_of(engine))) for _ in range(3)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        assert len(texts) == 3
-        assert all(texts)
-        assert engine.batch_stats.hit_rate is None
-        assert _work_of(engine.batch_stats)[("activations", "host")] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,9 @@ from cffi import FFI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spac import _core, _library
+from spac import _core
 from spac.machine.arrays import Float32Array, Int32Array
+from tests.kernels.conftest import answers_of
 from tools.patches.ggml import Ggml
 
 _ffi = FFI()
@@ -44,24 +44,11 @@ class Layer:
 
 
 @pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    return Ggml(_library.library_path())
-
-
-@pytest.fixture(scope="module")
-def answers() -> Iterator[list[int]]:
+def answers():
     """Yield the answers of ggml_cpu_experts, which every thread asks at every product of experts."""
-    library = _ffi.dlopen(str(_library.library_path()))
-    kept, given = library.ggml_cpu_experts, list[int]()
-
-    @_ffi.callback("int(const void *, int, const void *, void *)")  # type: ignore[untyped-decorator]
-    def ask(*operands):  # type: ignore[no-untyped-def]
-        given.append(kept(*operands))
-        return given[-1]
-
-    library.ggml_cpu_experts = ask
-    yield given
-    library.ggml_cpu_experts = kept
+    signature = "int(const void *, int, const void *, void *)"
+    with answers_of(_ffi, "ggml_cpu_experts", signature) as given:
+        yield given
 
 
 class Graph:
@@ -173,10 +160,8 @@ LAYERS = st.builds(
     n_threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=80)
-def test_any_layer(
-    ggml: Ggml, answers: list[int], layer: Layer, masked: float, n_threads: int, seed: int
-) -> None:
+@settings(max_examples=40)
+def test_any_layer(ggml, answers, layer, masked, n_threads, seed):
     ids = chosen(layer, seed, masked)
     theirs, ours = Graph(ggml, layer, seed).run(ids, n_threads, answers)
     assert_equal(ours, theirs)
@@ -188,7 +173,7 @@ def test_any_layer(
 
 @SKIP
 @pytest.mark.parametrize("read", ["", "activation", "weighted", "place"])
-def test_what_others_read_is_computed(ggml: Ggml, answers: list[int], read: str) -> None:
+def test_what_others_read_is_computed(ggml, answers, read):
     """The sum is left to ggml where its parts are read elsewhere. The rows before it are always written."""
     layer = Layer(gate=KINDS[0], down=KINDS[0], summed=True, read=read)
     theirs, ours = Graph(ggml, layer, 1).run(chosen(layer, 1), 2, answers)
@@ -197,7 +182,7 @@ def test_what_others_read_is_computed(ggml: Ggml, answers: list[int], read: str)
 
 
 @SKIP
-def test_many_pairs_and_tiled_experts_are_left_to_ggml(ggml: Ggml, answers: list[int]) -> None:
+def test_many_pairs_and_tiled_experts_are_left_to_ggml(ggml, answers):
     for layer in (Layer(gate="q8_0", down="q8_0", n_used=6, n_tokens=43), Layer(n_tokens=30)):
         theirs, ours = Graph(ggml, layer, 2).run(chosen(layer, 2), 2, answers)
         assert_equal(ours, theirs)

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from spac import _core, _library
 from spac.machine.arrays import Float32Array
 from tests.compiled import compiler_and_cpu, kept
+from tests.conftest import ROOT
+from tests.kernels.conftest import answers_of
 from tools.patches.ggml import Ggml
 from tools.patches.operators import Shape, operator, weights_on
 from tools.patches.source import published, sdist
 
-ROOT = Path(__file__).resolve().parents[2]
 KINDS = (
     "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs",
     "mxfp4", "nvfp4", "iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_s", "iq1_s", "iq1_m",
@@ -66,7 +67,6 @@ extern int64_t (*ggml_cpu_mul_mat_id)(int ith, int nth, const void * dst, const 
 extern bool (*ggml_cpu_mul_mat)(int ith, int nth, const void * dst, const void * wdata, void * counter);
 extern ggml_from_float_t ggml_cpu_quantize_q8_K;
 """)
-Q8_K = 15  # k-quants are multiplied with this type
 
 
 def has(features: set[str]) -> bool:
@@ -148,14 +148,9 @@ def compiler() -> str:
 def libraries(headers: Path, compiled_store: Path) -> dict[str, Path]:
     """Return the kernels for each instruction set of this CPU. All sources are compiled in parallel."""
     mine = Path(__file__).with_name("dot.cpp")
-    beside = {
-        "expert_nodes.cpp",
-        "experts.cpp",
-        "masked_cells.cpp",
-        "operators.cpp",
-        "scale_rows.cpp",
-        "trial.cpp",
-    }  # these sources need more of ggml, or measure times
+    # These sources need more of ggml, or measure times.
+    names = ("expert_nodes", "experts", "masked_cells", "operators", "scale_rows", "trial")
+    beside = {f"{name}.cpp" for name in names}
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name not in beside]
     sources.append(mine)
     sets = {name: flags for name, (flags, needed) in SETS.items() if has(needed)}
@@ -239,33 +234,25 @@ def test_the_library_uses_them() -> None:
 
 @pytest.mark.parametrize("way", ["ggml", "256"])
 @pytest.mark.parametrize(("n_tokens", "limit"), [(1, 8), (5, 8), (40, 8)])
-def test_operators_ask_for_them(n_tokens: int, limit: int, way: str) -> None:
+def test_operators_ask_for_them(ggml, n_tokens, limit, way) -> None:
     """mul_mat_id asks once for all experts. It computes the experts that have too many rows by itself."""
     if "q4_K" not in _core.trusted_cpu_kernels():
         pytest.skip("this build has no kernel for q4_K")
     shape = Shape("q4_K", n_tokens, "mul_mat_id", broadcast=True)
-    answers: list[int] = []
-    ggml = Ggml(_library.library_path())
     device = ggml.device("CPU")
     library = _ffi.dlopen(str(_library.library_path()))
-
-    @_ffi.callback("int64_t(int, int, const void *, const void *, const int64_t *, const int32_t *, void *)")  # type: ignore[untyped-decorator]
-    def ask(*operands):  # type: ignore[no-untyped-def]
-        answers.append(kept(*operands))
-        return answers[-1]
-
+    signature = "int64_t(int, int, const void *, const void *, const int64_t *, const int32_t *, void *)"
     with ggml.backend(device) as backend, weights_on(ggml, backend, device, shape) as weights:
         assert weights is not None
         with operator(ggml, backend, shape, weights) as it:
-            kept, ways = library.ggml_cpu_mul_mat_id, _core.chosen_cpu_kernels("q4_K")
+            ways = _core.chosen_cpu_kernels("q4_K")
             try:
-                library.ggml_cpu_mul_mat_id = ask
-                _core.choose_cpu_kernels("q4_K", way, way, False)
-                (ours,) = it.run(shape.ids())
-                _core.set_cpu_kernels(False)
-                (theirs,) = it.run(shape.ids())
+                with answers_of(_ffi, "ggml_cpu_mul_mat_id", signature) as answers:
+                    _core.choose_cpu_kernels("q4_K", way, way, False)
+                    (ours,) = it.run(shape.ids())
+                    _core.set_cpu_kernels(False)
+                    (theirs,) = it.run(shape.ids())
             finally:
-                library.ggml_cpu_mul_mat_id = kept
                 _core.set_cpu_kernels(True)
                 _core.choose_cpu_kernels("q4_K", *ways)
     n_thread = len(answers) // 2
@@ -290,16 +277,6 @@ def test_every_row_is_shared_out_once(kernels: Kernels, data: st.DataObject) -> 
     )  # fmt: skip
     assert n_run >= 0
     assert np.array_equal(times, np.broadcast_to((n_input > 0)[:, None], times.shape))
-
-
-def test_most_of_a_thread_s_rows_lie_together(kernels: Kernels) -> None:
-    """Two threads share six experts of 1,408 rows, three for each. A sixth of the rows goes in pieces."""
-    n_input, times = np.ones(6, np.int64), np.zeros((6, 1408), np.int32)
-    n_run = kernels.c.share(
-        6, 1408, _ffi.from_buffer("int64_t[]", n_input), 2, 1, 0,
-        _ffi.from_buffer("int32_t[]", times, require_writable=True),
-    )  # fmt: skip
-    assert n_run <= 2 * (3 + 4)
 
 
 def test_where_cores_are_uneven_all_rows_go_in_small_pieces(kernels: Kernels) -> None:
@@ -336,10 +313,10 @@ def products(ggml: Ggml, backend: Any, kind: int, n_token: int) -> Float32Array:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dense_matrices(kind: str) -> None:
+def test_dense_matrices(ggml, kind) -> None:
     """mul_mat gives the same with and without the kernels, with one thread and with three, for types that
     llamafile has kernels for too."""
-    ggml, ways = Ggml(_library.library_path()), _core.chosen_cpu_kernels(kind)
+    ways = _core.chosen_cpu_kernels(kind)
     for n_thread in (1, 3):
         with ggml.backend(ggml.device("CPU"), n_thread) as backend:
             for n_token in (1, 2, 5, 7, 21):

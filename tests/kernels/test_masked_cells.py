@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spac import _core, _library
 from spac.machine.arrays import Float32Array
+from tests.kernels.conftest import answers_of
 from tools.patches.ggml import Ggml
 
 _ffi = FFI()
@@ -23,12 +24,7 @@ N_DIMS, N_HEADS = 32, 2
 
 
 @pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    return Ggml(_library.library_path())
-
-
-@pytest.fixture(scope="module")
-def library() -> Any:
+def library():
     return _ffi.dlopen(str(_library.library_path()))
 
 
@@ -66,7 +62,7 @@ def attention(ggml: Ggml, kind: str, mask: Any, n_threads: int, rng: np.random.G
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40)
-def test_equal_bits(ggml: Ggml, kind: str, n_tokens: int, n_cells: int, share: float, seed: int) -> None:
+def test_equal_bits(ggml, kind, n_tokens, n_cells, share, seed):
     mask = random_mask(np.random.default_rng(seed), n_tokens, n_cells, share)
     made = []
     for on in (True, False):
@@ -86,9 +82,7 @@ def test_equal_bits(ggml: Ggml, kind: str, n_tokens: int, n_cells: int, share: f
     share=st.sampled_from([0.0, 0.01, 0.2]),
     seed=st.integers(0, 99),
 )
-def test_the_first_cell_that_a_row_attends_to(
-    library: Any, n_rows: int, begin: int, n: int, share: float, seed: int
-) -> None:
+def test_the_first_cell_that_a_row_attends_to(library, n_rows, begin, n, share, seed):
     rng = np.random.default_rng(seed)
     mask = np.where(rng.random((n_rows, begin + n + 5)) < share, 0.0, -np.inf).astype(np.float16)
     rows, end = _ffi.from_buffer(mask), begin + n
@@ -98,19 +92,10 @@ def test_the_first_cell_that_a_row_attends_to(
 
 
 @pytest.mark.parametrize("n_tokens", [3, 64])
-def test_attention_asks(ggml: Ggml, library: Any, n_tokens: int) -> None:
-    kept, answers = library.ggml_cpu_attended, list[int]()
-
-    @_ffi.callback("int64_t(const void *, size_t, int64_t, int64_t, int64_t)")  # type: ignore[untyped-decorator]
-    def ask(mask: Any, stride: int, n_rows: int, begin: int, end: int) -> int:
-        answers.append(kept(mask, stride, n_rows, begin, end))
-        return answers[-1]
-
+def test_attention_asks(ggml, n_tokens):
     mask = np.full((n_tokens, 256), -np.inf, np.float16)
     mask[:, 70:80] = 0
-    library.ggml_cpu_attended = ask
-    try:
+    signature = "int64_t(const void *, size_t, int64_t, int64_t, int64_t)"
+    with answers_of(_ffi, "ggml_cpu_attended", signature) as answers:
         attention(ggml, "f16", mask, 1, np.random.default_rng(0))
-    finally:
-        library.ggml_cpu_attended = kept
     assert set(answers) == ({70, 256} if n_tokens < 64 else {64, 70, 192, 256})

@@ -10,7 +10,8 @@ from cffi import FFI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spac import _core, _library
+from spac import _core
+from tests.kernels.conftest import answers_of
 from tools.patches.ggml import Ggml
 
 _ffi = FFI()
@@ -18,25 +19,11 @@ _ffi.cdef("extern bool (*ggml_cpu_mul)(int ith, int nth, const void * dst);")
 SIZES = st.integers(1, 9)
 
 
-@pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    return Ggml(_library.library_path())
-
-
 @pytest.fixture
-def answers() -> Any:
+def answers():
     """Yield the answers of ggml_cpu_mul, which every thread of the operator asks."""
-    library = _ffi.dlopen(str(_library.library_path()))
-    kept, given = library.ggml_cpu_mul, list[bool]()
-
-    @_ffi.callback("bool(int, int, const void *)")  # type: ignore[untyped-decorator]
-    def ask(ith: int, nth: int, dst: Any) -> bool:
-        given.append(kept(ith, nth, dst))
-        return given[-1]
-
-    library.ggml_cpu_mul = ask
-    yield given
-    library.ggml_cpu_mul = kept
+    with answers_of(_ffi, "ggml_cpu_mul", "bool(int, int, const void *)") as given:
+        yield given
 
 
 def product(ggml: Ggml, x: Any, y: Any, n_threads: int, inplace: bool) -> Any:
@@ -57,16 +44,14 @@ def product(ggml: Ggml, x: Any, y: Any, n_threads: int, inplace: bool) -> Any:
     n=st.integers(2, 70), used=SIZES, tokens=SIZES, repeat=st.booleans(), inplace=st.booleans(), seed=SIZES
 )
 @settings(max_examples=60)
-def test_any_shape(
-    ggml: Ggml, n: int, used: int, tokens: int, repeat: bool, inplace: bool, seed: int
-) -> None:
+def test_any_shape(ggml, n, used, tokens, repeat, inplace, seed):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((tokens, used, n), np.float32)
     y = rng.standard_normal((1 if repeat else tokens, used, 1), np.float32)
     assert np.array_equal(product(ggml, x, y, 1 + seed % 3, inplace).view(np.uint32), (x * y).view(np.uint32))
 
 
-def test_the_operator_asks(ggml: Ggml, answers: list[bool]) -> None:
+def test_the_operator_asks(ggml, answers):
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     for y, computed in ((x[..., :1], True), (x, False), (x[:1, :1], False)):
         answers.clear()

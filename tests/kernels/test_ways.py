@@ -6,11 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +24,7 @@ times = st.fixed_dictionaries({"ggml": row}, optional=dict.fromkeys(WAYS[1:], ro
 
 
 @pytest.fixture
-def kind() -> Iterator[str]:
+def kind():
     """Yield a type that has kernels in this build. Its ways are restored afterwards."""
     if not (names := _core.trusted_cpu_kernels()):
         pytest.skip("this build has no kernels")
@@ -36,7 +33,7 @@ def kind() -> Iterator[str]:
     _core.choose_cpu_kernels(names[0], *before)
 
 
-def test_every_way_that_is_there_is_measured(kind: str) -> None:
+def test_every_way_that_is_there_is_measured(kind):
     found, running = _core.time_cpu_kernels([kind], 2, 0.0)
     assert 0 < running < 1.01  # the two times come from different clocks
     assert list(found) == [kind]
@@ -47,7 +44,7 @@ def test_every_way_that_is_there_is_measured(kind: str) -> None:
 
 
 @given(found=times)
-def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
+def test_the_fastest_way_is_chosen(found):
     for i, way in enumerate(kernels.fastest(found)[:2]):
         best = min(row[i] for row in found.values())
         if way == "ggml":  # ggml stays unless another way is clearly faster
@@ -58,14 +55,14 @@ def test_the_fastest_way_is_chosen(found: dict[str, list[float]]) -> None:
 
 
 @given(found=times, dense=st.floats(1e-6, 1))
-def test_dense_matrices_need_a_gain_of_their_own(found: dict[str, list[float]], dense: float) -> None:
+def test_dense_matrices_need_a_gain_of_their_own(found, dense):
     one, several, ours = kernels.fastest(found)
     assert not ours
     expected = dense > kernels.LEAST_GAIN * found[several][1]
     assert kernels.fastest({**found, "dense": [0.0, dense]}) == (one, several, expected)
 
 
-def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_is_kept(kind, cache, monkeypatch):
     chosen = kernels.choose([kind.upper(), "F32"], 1)
     assert list(chosen) == [kind]
     assert _core.chosen_cpu_kernels(kind) == chosen[kind]
@@ -84,19 +81,7 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     assert kernels.choose([kind], 1)[kind][:2] == ("ggml", "256")
 
 
-@pytest.mark.parametrize(
-    "times", [7, {}, {"ggml": [1.0]}, {"512": [1.0] * 2}, {"ggml": [0.0] * 2}, {"ggml": [1.0] * 8}]
-)
-def test_times_that_cannot_be_used_are_left_out(times: object, kind: str, cache: Path) -> None:
-    path, key = kernels.kept_file(1)
-    cache.mkdir(parents=True)
-    path.write_text(json.dumps({"key": key, "times": {kind: times}}))
-    assert kernels.kept_times(1) == {}
-    assert kernels.choose([kind], 1)[kind]
-    assert list(kernels.kept_times(1)) == [kind]
-
-
-def test_wrong_names_are_refused(kind: str) -> None:
+def test_wrong_names_are_refused(kind):
     with pytest.raises(InputError, match="f99: no type"):
         _core.time_cpu_kernels(["f99"], 1, 0.0)
     with pytest.raises(InputError, match="0 threads"):
@@ -105,13 +90,7 @@ def test_wrong_names_are_refused(kind: str) -> None:
         _core.choose_cpu_kernels(kind, "ggml", "128", False)
 
 
-def test_names_in_gguf_files_are_ggmls() -> None:
-    """Every kernel's type has its name in GGUF files. A type without one would be left out silently."""
-    assert set(_core.cpu_kernels()) <= {kernels.ggml_name(kind.name) for kind in GGMLQuantizationType}
-    assert all(kernels.ggml_name(name) == name for name in _core.cpu_kernels())
-
-
-def test_words() -> None:
+def test_words():
     choices = {"q4_K": ("512", "512", True), "q6_K": ("ggml", "512", False), "q8_0": ("256", "256", False)}
     assert kernels.described(choices) == (
         "q4_K 512; q6_K ggml for one token, 512 for several; q8_0 256; "
@@ -120,9 +99,7 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize(("types", "ours"), [({"*_exps": "Q4_0"}, True), ({}, False)])
-def test_only_what_has_no_kernels_is_repacked(
-    tiny_model, monkeypatch: pytest.MonkeyPatch, types: dict[str, str], ours: bool
-) -> None:
+def test_only_what_has_no_kernels_is_repacked(tiny_model, monkeypatch, types, ours):
     target = tiny_model("qwen3moe", n_expert=8, types=types)
     seen, load = [], Model
 
@@ -144,14 +121,14 @@ print(_core.cpu_kernels_enabled())
 """
 
 
-def test_llama_cpp_s_functions_can_be_fixed(cache: Path) -> None:
+def test_llama_cpp_s_functions_can_be_fixed(cache):
     env = {**os.environ, "SPAC_FORM": "no-cpu-kernels"}
     done = subprocess.run([sys.executable, "-c", OFF], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     assert not cache.exists()
 
 
-def test_a_wrong_setting_is_one_line(cache: Path) -> None:
+def test_a_wrong_setting_is_one_line(cache):
     env = {**os.environ, "SPAC_FORM": "cpu-kernels=512"}
     done = subprocess.run(
         [sys.executable, "-m", "spac.run"], env=env, capture_output=True, text=True, check=False
@@ -177,7 +154,7 @@ def timed(x: float) -> dict[str, list[float]]:
     return {"ggml": [x, x]}
 
 
-def test_times_are_kept_for_a_number_of_threads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_kept_for_a_number_of_threads(cache, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(_core, "time_cpu_kernels", clock)
     assert kernels.measured(["a"], 1) == {"a": timed(1)}
@@ -188,7 +165,7 @@ def test_times_are_kept_for_a_number_of_threads(cache: Path, monkeypatch: pytest
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_disturbed_measurement_is_used_and_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_measurement_is_used_and_not_kept(cache, monkeypatch):
     monkeypatch.setattr(kernels, "UNDISTURBED", 0.9)
     for running, kept in ((0.89, {}), (0.9, {"a": timed(1)})):
         monkeypatch.setattr(_core, "time_cpu_kernels", Clock(running))
@@ -196,13 +173,16 @@ def test_a_disturbed_measurement_is_used_and_not_kept(cache: Path, monkeypatch: 
         assert kernels.kept_times(1) == kept
 
 
-@pytest.mark.parametrize("stored", [None, 7, [], {"a": 7}])
+BAD = (7, {}, {"ggml": [1.0]}, {"512": [1.0] * 2}, {"ggml": [0.0] * 2}, {"ggml": [1.0] * 8})
+"""Times that cannot be used."""
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"key": 1}', '{"key": KEY}', '{"key": KEY, "times": TIMES}']
-)
-def test_a_cache_that_cannot_be_used_is_measured_anew(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, text: str, stored: object
-) -> None:
+    ("text", "stored"),
+    [("", None), ("{", None), ("[]", None), ('{"key": 1}', None), ('{"key": KEY}', None),
+     *(('{"key": KEY, "times": TIMES}', each) for each in (None, 7, [], *({"a": bad} for bad in BAD)))],
+)  # fmt: skip
+def test_a_cache_that_cannot_be_used_is_measured_anew(cache, monkeypatch, text, stored):
     monkeypatch.setattr(_core, "time_cpu_kernels", Clock())
     path, key = kernels.kept_file(1)
     cache.mkdir(parents=True)
@@ -211,9 +191,7 @@ def test_a_cache_that_cannot_be_used_is_measured_anew(
     assert kernels.measured(["a"], 1) == {"a": timed(1)} == kernels.kept_times(1)
 
 
-def test_a_cache_that_cannot_be_written_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(_core, "time_cpu_kernels", Clock())

@@ -16,15 +16,14 @@ from spac.errors import InputError
 from spac.llama_cpp_python.keywords import llama_keywords
 from spac.llama_cpp_python.llama import Llama
 from spac.model.gguf.check import check_model
+from tests.engine.conftest import memory
 from tests.llama_cpp_python.conftest import TARGET
 from tests.model.test_llama_cpp_settings import (
     PLAIN,
     SETTINGS,
-    bytes_of,
     logits,
     opened,
     settings_of,
-    used_now,
 )
 from tools.compare.driver import first_difference
 from tools.compare.script import Logits
@@ -80,7 +79,7 @@ def test_by_the_names_of_llama_cpp(name, models, adapter, expected):
 def test_as_many_layers_as_fit(models):
     base = {"device": "simulated", "flash_attn": "off", **SIZES}
     with opened(models["qwen3moe"], gpu_layers=3) as pair:
-        limit = bytes_of(pair) + 10_000  # 10,000 bytes are for a session
+        limit = memory().used + 10_000  # 10,000 bytes are for a session
         expected = logits(pair)
     try:
         config = EngineConfig(models["qwen3moe"], **base, threads=1, gpu_layers="auto", vram_limit=limit)
@@ -90,7 +89,7 @@ def test_as_many_layers_as_fit(models):
             assert first_difference("auto", "Llama", computed(llm), expected) is None
     finally:
         _core.set_memory_limit("simulated", 0)
-    assert used_now() == 0
+    assert memory().used == 0
 
 
 def test_lora_path(models, adapter, expected):

@@ -1,14 +1,10 @@
 """A file that passes the check of the header, but would make llama.cpp end the process, gets one line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import TinyModel
 from tests.model.gguf.files import rewritten
 from tools.models import Shape
 
@@ -17,9 +13,7 @@ METADATA = {"rope narrower than a head": {".rope.dimension_count": 2}}
 
 
 @pytest.mark.parametrize("name", METADATA)
-def test_a_file_that_llama_cpp_gives_up_on_is_one_line(
-    name: str, tiny_model: TinyModel, tmp_path: Path
-) -> None:
+def test_a_file_that_llama_cpp_gives_up_on_is_one_line(name, tiny_model, tmp_path):
     good = tiny_model("qwen3moe", Shape())
     bad = rewritten(good, tmp_path / "bad.gguf", dict(METADATA[name]))
     command = [sys.executable, "-m", "spac.run", "--target", str(bad), "--prompt", "x", "--max-tokens", "2"]

@@ -1,7 +1,5 @@
 """Tests of the choice of the device by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from spac import _core, env

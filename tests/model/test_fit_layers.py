@@ -1,7 +1,5 @@
 """Tests of the search for the largest number of layers that fits on the device."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

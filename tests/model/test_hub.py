@@ -35,13 +35,9 @@ def test_a_quantization(name, first):
     assert choose(Name.parse(name), FILES).files[0] == first
 
 
-def test_the_defaults_are_llama_cpp_s():
-    def chosen(*files):
-        return choose(Name("a/m"), files).files[0]
-
-    assert chosen("x-Q2_K.gguf", "x-Q8_0.gguf") == "x-Q8_0.gguf"
-    assert chosen("x-F16.gguf", "x-Q2_K.gguf") == "x-F16.gguf"
-    assert chosen("BF16/x-00001-of-00001.gguf") == "BF16/x-00001-of-00001.gguf"
+@pytest.mark.parametrize(("one", "two", "chosen"), [("Q2_K", "Q8_0", "Q8_0"), ("F16", "Q2_K", "F16")])
+def test_the_default_is_llama_cpp_s(one, two, chosen):
+    assert choose(Name("a/m"), [f"x-{one}.gguf", f"x-{two}.gguf"]).files[0] == f"x-{chosen}.gguf"
 
 
 def test_all_parts_and_no_projectors():
@@ -220,9 +216,7 @@ def test_a_file_that_is_not_the_listed_one(hub):
     assert fetch(Name("a/n"), "", QUIET).read_bytes() == DATA[1:]
 
 
-@pytest.mark.parametrize(
-    "tag", ["../../../outside", "/tmp/outside", "a/b", "..", "a b", "\N{GREEK SMALL LETTER ALPHA}"]
-)
+@pytest.mark.parametrize("tag", ["../../../outside", "..", "a b"])
 def test_a_tag_that_leads_out_of_the_cache(hub, tag):
     hub.repos["a/m"], hub.tag = {"m.gguf": DATA}, tag.encode().decode("latin-1")
     assert "which is no file's name" in refusal()

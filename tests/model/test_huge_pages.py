@@ -14,23 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import spac.demo as demo
-from spac import Llama, _core
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.engine.costs_in_use import setup_of
 from spac.engine.prompt_cache import cache_bytes
 from spac.errors import InputError
 from spac.machine import host_memory
 from spac.model import huge_pages
-from spac.model.c_api import Context, Model
 from spac.model.devices import choose_device
 from spac.model.gguf.check import check_model
 from spac.model.huge_pages import Copying, obstacle
 from spac.model.params import LOAD_MODES
+from tests.engine.conftest import config as usual
 from tests.model.gguf.files import split
 
 MIB = 1 << 20
@@ -39,15 +37,13 @@ NAMES = ("target.gguf", "draft.gguf")
 
 
 @pytest.fixture(autouse=True)
-def offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def offered(monkeypatch):
     """Pretend that the system has transparent huge pages. Without, regions are the same on small pages."""
     monkeypatch.setattr(huge_pages, "missing", lambda: "")
 
 
 def config(target: Path = demo.TARGET, **options: Any) -> EngineConfig:
-    sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-    defaults = {"device": "cpu", "threads": 1, "ctx": 256, "draft_length": 0, "slots": 12}
-    return EngineConfig(target=target, **{**defaults, "sampling": sampling, **options})
+    return usual(target, **{"device": "cpu", "ctx": 256, "draft_length": 0, "slots": 12, **options})
 
 
 def mapped(name: str) -> bool:
@@ -97,7 +93,7 @@ def text(engine: Engine, n: int = 24) -> str:
 
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
-def test_texts_are_equal_and_the_copy_goes_with_the_model(device: str) -> None:
+def test_texts_are_equal_and_the_copy_goes_with_the_model(device):
     options: dict[str, Any] = {"device": device, "draft": demo.DRAFT, "draft_length": 3}
     before = copied_regions()
     with Engine(config(**options, huge_pages="off")) as engine:
@@ -117,55 +113,23 @@ def test_texts_are_equal_and_the_copy_goes_with_the_model(device: str) -> None:
     assert copied_regions() == before
 
 
-def logits(path: Path, device: str, copies: _core.HugeCopies | None) -> Any:
-    """Compute the logits of three tokens as a plain context gives them."""
-    from llama_cpp import llama_cpp as api
-
-    devices = [] if device == "cpu" else [_core.device_handle(device)]
-    with _core.LoadScope(copies=copies):
-        model = Model(path, devices, {})
-    context = Context(model, {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1})
-    try:
-        tokens = (api.llama_token * 3)(5, 6, 7)
-        assert api.llama_decode(context.pointer, api.llama_batch_get_one(tokens, 3)) == 0
-        n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model.pointer))
-        return np.ctypeslib.as_array(api.llama_get_logits_ith(context.pointer, -1), (n_vocab,)).copy()
-    finally:
-        context.close()
-        model.close()
-
-
-@pytest.mark.parametrize("device", ["cpu", "simulated"])
-def test_logits_are_equal(device: str) -> None:
-    copies = _core.HugeCopies(2, [], lambda _: True)
-    expected = logits(demo.TARGET, device, None)
-    assert np.array_equal(logits(demo.TARGET, device, copies), expected)
-    assert copies.bytes == demo.TARGET.stat().st_size >= copies.huge_bytes
-    assert (copies.failure, copies.error) == ("", None)
-
-
 @pytest.mark.parametrize("gpu_layers", ["all", 3])
-def test_the_copy_is_pinned_like_a_mapping(gpu_layers: str | int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_is_pinned_like_a_mapping(gpu_layers, monkeypatch):
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", "pin_limit_mb=64")
     found = []
-    try:
-        for wanted in ("off", "on"):
-            options: dict[str, Any] = {"device": "simulated", "gpu_layers": gpu_layers, "stream_batch": 32}
-            with Engine(config(**options, huge_pages=wanted)) as engine:
-                assert engine.experts is not None
-                generation = engine.generate("def add(a, b):\n" * 8, 24)
-                found.append(
-                    ("".join(generation), engine.experts.host_memory, engine.experts.host_bytes.pinned)
-                )
-                assert generation.stats.uploads > 0
-                assert generation.stats.bytes_moved["prompt_uploads"] > 0
-    finally:
-        _core.set_simulated_device()
+    for wanted in ("off", "on"):
+        options: dict[str, Any] = {"device": "simulated", "gpu_layers": gpu_layers, "stream_batch": 32}
+        with Engine(config(**options, huge_pages=wanted)) as engine:
+            assert engine.experts is not None
+            generation = engine.generate("def add(a, b):\n" * 8, 24)
+            found.append(("".join(generation), engine.experts.host_memory, engine.experts.host_bytes.pinned))
+            assert generation.stats.uploads > 0
+            assert generation.stats.bytes_moved["prompt_uploads"] > 0
     assert found[0] == found[1]
     assert found[0][1] == "pinned mapping"
 
 
-def test_parts_are_copied_one_by_one(tmp_path: Path) -> None:
+def test_parts_are_copied_one_by_one(tmp_path):
     parts = split(demo.TARGET, tmp_path, "model")
     with Engine(config(huge_pages="off")) as engine:
         expected = text(engine)
@@ -179,20 +143,7 @@ def test_parts_are_copied_one_by_one(tmp_path: Path) -> None:
     assert 0 <= seen[0] < seen[-1] == 1  # a small part may be copied before the first report
 
 
-def test_apps_have_it_too() -> None:
-    options: dict[str, Any] = {"slots": 12, "n_ctx": 256, "verbose": False, "device": "simulated"}
-    texts = []
-    for wanted in ("on", "off"):
-        llm = Llama(str(demo.TARGET), **options, huge_pages=wanted)
-        try:
-            texts.append(llm.create_completion("def", max_tokens=8, temperature=0)["choices"][0]["text"])
-            assert mapped("target.gguf") is (wanted == "off")
-        finally:
-            llm.close()
-    assert texts[0] == texts[1]
-
-
-def test_progress_can_stop_the_copy() -> None:
+def test_progress_can_stop_the_copy():
     before = copied_regions()
 
     def impatient(_path: Path, _done: float) -> bool:
@@ -205,7 +156,7 @@ def test_progress_can_stop_the_copy() -> None:
     assert copied_regions() == before
 
 
-def test_what_cannot_be_copied_is_mapped(tmp_path: Path) -> None:
+def test_what_cannot_be_copied_is_mapped(tmp_path):
     """The system refuses memory for the copy: the process may have 128 MiB more, and the file has 256."""
     path = tmp_path / "long.gguf"
     shutil.copyfile(demo.TARGET, path)
@@ -233,10 +184,8 @@ model.close()
 
 
 @pytest.mark.skipif(not may_place_memory(), reason="this system lets no process choose NUMA nodes")
-@pytest.mark.parametrize(("nodes", "expected"), [([0], "interleave:0"), ([], "default"), ([1000], "default")])
-def test_pages_are_spread_over_nodes(
-    nodes: list[int], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("nodes", "expected"), [([0], "interleave:0"), ([1000], "default")])
+def test_pages_are_spread_over_nodes(nodes, expected, monkeypatch):
     before = copied_regions()
     monkeypatch.setattr(huge_pages, "shared_nodes", lambda _: nodes)
     with Engine(config(huge_pages="on")) as engine:
@@ -245,7 +194,7 @@ def test_pages_are_spread_over_nodes(
     assert found == {expected}
 
 
-def test_prompts_have_what_the_copy_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_have_what_the_copy_leaves(monkeypatch):
     for wanted in ("off", "on"):
         with Engine(config(huge_pages=wanted)) as engine:
             needed = engine._pair.target.n_bytes
@@ -261,15 +210,12 @@ def test_prompts_have_what_the_copy_leaves(monkeypatch: pytest.MonkeyPatch) -> N
         ({"device": "cpu"}, 5 * GIB, {}, ""),
         ({"paged": True}, 64 * GIB, {}, "paging leaves the experts in the file"),
         ({"load_mode": "none"}, 64 * GIB, {}, "load mode none maps no file"),
-        ({"load_mode": "dio"}, 64 * GIB, {}, "load mode dio maps no file"),
         ({}, 64 * GIB, {"load_mode": LOAD_MODES["none"]}, "maps no file"),
         ({}, 5 * GIB, {}, "a copy of 4.0 GiB does not fit"),  # for there is a dense part of 1 GiB beside it
         ({"is_draft": True}, 5 * GIB, {}, ""),
     ],
 )
-def test_what_prevents_a_copy(
-    options: dict[str, Any], available: int, params: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_prevents_a_copy(options, available, params, why, monkeypatch):
     monkeypatch.setattr(host_memory, "available", lambda: available)
     info = replace(check_model(demo.TARGET), file_size=4 * GIB, expert_bytes=3 * GIB)
     of_load = {name: options.pop(name, False) for name in ("paged", "is_draft")}
@@ -278,20 +224,14 @@ def test_what_prevents_a_copy(
     assert bool(found) == bool(why)
 
 
-def test_a_wanted_copy_that_is_not_made_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_offers(tmp_path, monkeypatch):
     monkeypatch.setattr(huge_pages, "missing", lambda: "the system has no transparent huge pages")
     with Engine(config(huge_pages="on")) as engine:
         assert mapped("target.gguf")
-        assert notes(engine) == [
-            "target.gguf: its weights stay on small pages: the system has no transparent huge pages"
-        ]
-    with Engine(config(huge_pages="off")) as engine:
-        assert notes(engine) == []
+        small = "target.gguf: its weights stay on small pages: "
+        assert notes(engine) == [small + "the system has no transparent huge pages"]
     copying = Copying(check_model(demo.TARGET), None, copies=True, obstacle="")
-    assert copying.notes() == ["target.gguf: its weights stay on small pages: llama.cpp mapped no file"]
-
-
-def test_what_the_system_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert copying.notes() == [small + "llama.cpp mapped no file"]
     monkeypatch.undo()
     monkeypatch.setattr(huge_pages, "_SETTINGS", tmp_path)
     size = tmp_path / "hugepages-2048kB"

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spac import Llama
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from spac.machine import host_memory
@@ -23,6 +22,8 @@ from spac.model.gguf.header import read_header
 from spac.model.paging import is_paged
 from spac.scheduler import SchedulerChoice, make
 from tests.conftest import TinyModel
+from tests.engine.conftest import config as usual
+from tests.engine.conftest import text_of
 
 MIB = 1 << 20
 
@@ -34,9 +35,11 @@ def target(tiny_model: TinyModel) -> Path:
 
 
 def config(target: Path, **options: Any) -> EngineConfig:
-    sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-    defaults = {"device": "simulated", "slots": 0, "threads": 1, "ctx": 256, "draft_length": 0}
-    return EngineConfig(target=target, **{**defaults, "sampling": sampling, **options})
+    return usual(target, **{"slots": 0, "ctx": 256, "draft_length": 0, **options})
+
+
+def text(engine: Engine, n: int = 32) -> str:
+    return text_of(engine, [5, 6, 7], n)
 
 
 def mapped(path: Path) -> int:
@@ -57,10 +60,6 @@ def forget(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def text(engine: Engine, n: int = 32) -> str:
-    return "".join(engine.generate([5, 6, 7], n))
 
 
 def test_nothing_is_read_before_it_is_needed(target: Path) -> None:
@@ -159,17 +158,6 @@ def test_copies_are_to_be_worth_more(target: Path, monkeypatch: pytest.MonkeyPat
     assert list(map(str, made)) == [
         "logistic:margin=0.4", "logistic:margin=0.1", "logistic:margin=0.3", "logistic", "lru", "logistic",
     ]  # fmt: skip
-
-
-def test_apps_have_it_too(target: Path) -> None:
-    llm = Llama(str(target), slots=0, device="simulated", n_ctx=256, paging="on", verbose=False)
-    try:
-        assert llm.create_completion([5, 6, 7], max_tokens=4, temperature=0)["usage"]["completion_tokens"]
-        assert llm.stats.paged
-    finally:
-        llm.close()
-    with pytest.raises(InputError, match="paging on"):
-        Llama(str(target), slots=0, device="simulated", paging="on", use_mmap=False, verbose=False)
 
 
 def decide(target: Path, device: str = "simulated", **options: Any) -> bool:

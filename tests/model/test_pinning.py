@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import pytest
 
 import spac.demo as demo
 from spac import _core
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import EngineConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import pinning
 from tests.cli.conftest import environment
-from tests.conftest import TinyModel
+from tests.engine.conftest import config as usual
 
 PAGES = 3 * 4096
 """Bytes at the ends of a mapping. These pages hold other data too and stay pageable."""
@@ -25,24 +25,19 @@ PROMPT = "Once upon a time there was a small fox who lived in the wood. " * 8
 
 
 @pytest.fixture(autouse=True)
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_slices(monkeypatch):
     monkeypatch.setattr(pinning, "SLICE", 256 << 10)
     monkeypatch.delenv("SPAC_FORM", raising=False)
     monkeypatch.delenv("SPAC_PIN_LIMIT", raising=False)
     yield
-    _core.set_simulated_device()
     _core.set_pinning()
 
 
 def config(target: Path = demo.TARGET, **options: Any) -> EngineConfig:
-    sampling = SamplingConfig(temp=0.0, seed=1, ignore_eos=True)
-    defaults = {"device": "simulated", "slots": "30%", "scheduler": "lru", "threads": 1, "ctx": 512}
-    return EngineConfig(target=target, **{**defaults, "draft_length": 0, "sampling": sampling, **options})
+    return usual(target, **{"slots": "30%", "scheduler": "lru", "draft_length": 0, **options})
 
 
-def pinnable(monkeypatch: pytest.MonkeyPatch, n_mib: int, **settings: float) -> None:
-    """Set a driver that registers up to `n_mib` MiB of host memory."""
-    pairs = {"pin_limit_mb": n_mib, **settings}
+def pinnable(monkeypatch: pytest.MonkeyPatch, **pairs: float) -> None:
     monkeypatch.setenv("SPAC_SIMULATED_DEVICE", ",".join(f"{name}={value}" for name, value in pairs.items()))
 
 
@@ -66,85 +61,48 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def staged() -> Run:
+def staged():
     """Return a run on the default simulated device. Its driver registers no memory, and no note says so."""
     run = Run()
     assert (run.memory, run.bytes.pinned, run.bytes.why, run.notes) == ("staged", 0, "", [])
     return run
 
 
-def test_all_are_pinned(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinnable(monkeypatch, 64)
-    run = Run()
-    assert (run.memory, run.bytes.why, run.notes) == ("pinned mapping", "", [])
-    assert run.all == staged.all
-    assert run.bytes.pageable <= PAGES
-    assert run.text == staged.text
+@pytest.mark.parametrize(
+    ("settings", "env", "options", "found", "least", "most", "said"),
+    [
+        ({"pin_limit_mb": 64}, {}, {}, ("pinned mapping", ""), -PAGES, 0, ""),
+        ({"pin_limit_mb": 0}, {}, {}, ("staged", "refused"), 0, 0, "none of .* simulated refused it"),
+        ({"pin_limit_mb": 6}, {}, {}, ("partly pinned", "refused"), 4 << 20, 6 << 20, "only 5.*refused more"),
+        ({"pin_limit_mb": 6, "delay_us": 50, "upload_gb_s": 0.2}, {}, {}, ("partly pinned", "refused"),
+         4 << 20, 6 << 20, "refused more"),
+        ({"pin_limit_mb": 64}, {"SPAC_PIN_LIMIT": "3M"}, {}, ("partly pinned", "limit"), 2 << 20, 3 << 20,
+         "SPAC_PIN_LIMIT allows 3.0 MiB"),
+        ({"pin_limit_mb": 64}, {"SPAC_FORM": "no-pinned"}, {}, ("staged", "off"), 0, 0, ""),
+        ({}, {"SPAC_FORM": "no-pinned"}, {"load_mode": "none"}, ("staged", "off"), 0, 0, ""),
+        ({}, {}, {"load_mode": "none"}, ("pinned", ""), 0, 0, ""),
+        ({}, {"SPAC_PIN_LIMIT": "1M"}, {"load_mode": "none"}, ("staged", "limit"), 0, 0, "SPAC_PIN_LIMIT"),
+    ],
+    ids=["all", "none", "some", "some, slowly", "a limit", "off", "off, copied", "copied", "a limit, copied"],
+)  # fmt: skip
+def test_the_driver_pins_all_or_a_part(staged, monkeypatch, settings, env, options, found, least, most, said):
+    """Some copies come from pinned memory, some from the ring, and some from both. Bytes are of all pinned
+    ones, or of those that are not where all are."""
+    pinnable(monkeypatch, **settings)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    run = Run(**options)
+    assert (run.memory, run.bytes.why, run.text) == (*found, staged.text)
+    assert least <= (-run.bytes.pageable if found[1] == "" else run.bytes.pinned) <= most
+    assert run.all == staged.all or options
+    assert len(run.notes) == bool(said)
+    assert not said or re.search(said, run.notes[0])
 
 
-def test_a_driver_that_refuses(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinnable(monkeypatch, 0)
-    run = Run()
-    assert (run.memory, run.bytes.pinned, run.bytes.why) == ("staged", 0, "refused")
-    assert run.text == staged.text
-    [note] = run.notes
-    assert "none of its experts" in note
-    assert "the driver of simulated refused it" in note
-    assert "they are copied through a staging buffer" in note
-
-
-@pytest.mark.parametrize("late", [{}, {"delay_us": 50, "upload_gb_s": 0.2}], ids=["fast", "slow"])
-def test_a_driver_that_stops_in_the_middle(
-    staged: Run, late: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some copies come from pinned memory, some from the ring, and some from both."""
-    pinnable(monkeypatch, 6, **late)
-    run = Run()
-    assert (run.memory, run.bytes.why) == ("partly pinned", "refused")
-    assert 4 << 20 < run.bytes.pinned < 6 << 20
-    assert run.all == staged.all
-    assert run.text == staged.text
-    [note] = run.notes
-    assert note.startswith("target.gguf: only 5.")
-    assert "refused more" in note
-
-
-def test_a_limit(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinnable(monkeypatch, 64)
-    monkeypatch.setenv("SPAC_PIN_LIMIT", "3M")
-    run = Run()
-    assert (run.memory, run.bytes.why) == ("partly pinned", "limit")
-    assert 2 << 20 < run.bytes.pinned <= 3 << 20
-    assert run.text == staged.text
-    [note] = run.notes
-    assert "SPAC_PIN_LIMIT allows 3.0 MiB" in note
-
-
-def test_it_can_be_switched_off(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinnable(monkeypatch, 64)
-    monkeypatch.setenv("SPAC_FORM", "no-pinned")
-    run = Run()
-    assert (run.memory, run.bytes.pinned, run.bytes.why, run.notes) == ("staged", 0, "off", [])
-    assert run.text == staged.text
-    unmapped = Run(load_mode="none")
-    assert (unmapped.bytes.pinned, unmapped.bytes.why) == (0, "off")
-    assert unmapped.text == staged.text
-
-
-def test_without_a_mapping(staged: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(load_mode="none")
-    assert (run.memory, run.bytes.pageable, run.bytes.why, run.notes) == ("pinned", 0, "", [])
-    assert run.text == staged.text
-    monkeypatch.setenv("SPAC_PIN_LIMIT", "1M")
-    limited = Run(load_mode="none")
-    assert (limited.memory, limited.bytes.pinned, limited.bytes.why) == ("staged", 0, "limit")
-    assert limited.text == staged.text
-
-
-def test_models_share_what_there_is(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_share_what_there_is(tiny_model, monkeypatch):
     """Models share the limit of pinned memory. A freed model returns its share."""
     target = tiny_model("qwen3moe", n_layer=8, n_embd=256, n_head=8, n_expert=8, n_ff_exp=128)  # 28 MiB
-    pinnable(monkeypatch, 64)
+    pinnable(monkeypatch, pin_limit_mb=64)
     monkeypatch.setenv("SPAC_PIN_LIMIT", "36M")
 
     def pinned(engine: Engine) -> int:
@@ -159,12 +117,6 @@ def test_models_share_what_there_is(tiny_model: TinyModel, monkeypatch: pytest.M
     with Engine(config(target)) as third:
         assert pinned(third) == 23
         assert notes(third) == []
-
-
-def test_what_is_paged_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinnable(monkeypatch, 64)
-    run = Run(paging="on")
-    assert (run.memory, run.bytes.pinned, run.bytes.why) == ("paged", 0, "")
 
 
 ACROSS = """
@@ -184,31 +136,25 @@ check({begin}, 0x1000)
 """
 
 
-@pytest.mark.parametrize("begin", [0xF800, 0x10800, 0x11800], ids=["before", "between", "behind"])
-def test_the_simulated_notices_copies_across_a_border(begin: int) -> None:
+def test_the_simulated_notices_copies_across_a_border():
     """The simulated device ends the process at such a copy, as CUDA does. The tests above make none."""
-    code = ACROSS.format(begin=begin)
+    code = ACROSS.format(begin=0x11800)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.stdout.startswith("so far\n"), done.stderr
     assert "registered in part" in done.stderr
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize(
-    ("text", "n_bytes"), [("64G", 64 << 30), ("8GB", 8 * 10**9), ("1000", 1000), ("0", 0), ("", None)]
-)
-def test_limits_are_sizes(text: str, n_bytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("text", "n_bytes"), [("64G", 64 << 30), ("8GB", 8 * 10**9), ("0", 0), ("", None)])
+def test_limits_are_sizes(text, n_bytes, monkeypatch):
     monkeypatch.setenv("SPAC_PIN_LIMIT", text)
     assert pinning.limit() == n_bytes
-
-
-def test_limits_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPAC_PIN_LIMIT", "50%")
     with pytest.raises(InputError, match="SPAC_PIN_LIMIT: '50%' is not a size"):
         pinning.limit()
 
 
-def test_wsl2_pins_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wsl2_pins_half_of_the_memory(monkeypatch):
     assert pinning.limit() is None
     monkeypatch.setattr("platform.release", lambda: "5.15.167.4-microsoft-standard-WSL2")
     monkeypatch.setattr("spac.machine.host_memory.sizes", lambda: (8 << 30, 16 << 30))

@@ -1,7 +1,5 @@
 """The container's packages have exact versions, which fit what spac needs."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

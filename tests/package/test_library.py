@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import spac
 from spac import _library
-from spac.errors import InputError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # This prints, one a line, the addresses of llama_decode that llama_cpp's handle and spac._core have, and the
 # files called libllama.so in the process.
@@ -37,7 +35,6 @@ def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def import_error(code: str, **variables: str) -> str:
-    """Return the one line of the ImportError that the code ends with."""
     done = run(code, **variables)
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stderr.rstrip("\n").split("\n")[-1]
@@ -54,7 +51,10 @@ def test_streams_get_hardware_queues_of_their_own(given: str) -> None:
     assert done.stdout.strip() == (given or "32")
 
 
-@pytest.mark.parametrize("first", ["import spac._core", "import spac; import llama_cpp"])
+@pytest.mark.parametrize(
+    "first",
+    ["import spac._core", "import spac; import llama_cpp", "import spac; from llama_cpp import mtmd_cpp"],
+)
 def test_llama_cpp_and_core_share_one_library(first):
     done = run(first + REPORT)
     assert done.returncode == 0, done.stderr
@@ -97,13 +97,6 @@ def test_modules_that_need_further_libraries_say_so(module):
     assert "supported" in import_error(f"import spac; import {module}")
 
 
-def test_mtmd_is_in_the_same_library():
-    done = run("import spac; from llama_cpp import mtmd_cpp; print(mtmd_cpp._libmtmd._name)" + REPORT)
-    assert done.returncode == 0, done.stderr
-    loaded, *_, last = done.stdout.splitlines()
-    assert loaded == last == str(_library.library_path().resolve())
-
-
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
@@ -114,44 +107,16 @@ def test_mtmd_is_in_the_same_library():
 )
 def test_a_missing_shared_library_is_named(tmp_path, monkeypatch, name, remedy):
     monkeypatch.setattr("sys.path", [])  # no package has it
-    compiler = os.environ.get("CC", "cc")
     needed, library = tmp_path / name, tmp_path / "libllama.so"
-    try:
-        for output, link in ((needed, [f"-Wl,-soname,{name}"]), (library, [str(needed)])):
-            subprocess.run(
-                [
-                    compiler,
-                    "-shared",
-                    "-Wl,--no-as-needed",
-                    "-xc",
-                    "/dev/null",
-                    "-xnone",
-                    *link,
-                    "-o",
-                    output,
-                ],
-                check=True,
-            )
-    except OSError:
+    if (compiler := shutil.which(os.environ.get("CC", "cc"))) is None:
         pytest.skip("no C compiler here")
+    common = [compiler, "-shared", "-Wl,--no-as-needed", "-xc", "/dev/null", "-xnone"]
+    for output, link in ((needed, f"-Wl,-soname,{name}"), (library, needed)):
+        subprocess.run([*common, link, "-o", output], check=True)
     needed.unlink()
     with pytest.raises(ImportError) as refused:
         _library._open(library)
     assert str(refused.value) == f"spac's library needs {name}, which is not on this machine{remedy}"
-
-
-def test_versions():
-    from spac import _core
-
-    assert _core.__version__ == spac.__version__
-    assert f"version {_core.llama_cpp_python_version}\n" in (ROOT / "LLAMA_CPP_VERSION").read_text()
-
-
-def test_errors_of_the_library_arrive_as_ours():
-    from spac import _core
-
-    with pytest.raises(InputError):
-        _core.device_handle("no such device")
 
 
 def test_the_library_takes_its_own_functions():
@@ -160,3 +125,61 @@ def test_the_library_takes_its_own_functions():
 
     handle = ctypes.CDLL(str(_library.library_path()))
     assert ctypes.cast(handle.llama_decode, ctypes.c_void_p).value == _core.llama_decode_address()
+
+
+# The shared library and the module show only their own symbols to the dynamic loader.
+
+
+SHOWN = re.compile(r"(llama|ggml|gguf|mtmd)_\w+$|_Z(T[ISVT])?N?K?4spac")
+
+
+def tool(*command: str | Path) -> str:
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"no {command[0]} here")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def symbols(path: Path, kind: str) -> set[str]:
+    """Return a dynamic symbol table's names without versions. `kind`: "--defined-only",
+    "--undefined-only"."""
+    return {line.split()[-1].split("@")[0] for line in tool("nm", "-D", kind, path).splitlines()}
+
+
+def dynamic(path: Path, tag: str) -> list[str]:
+    return re.findall(rf"\({tag}\).*\[(.+)\]", tool("readelf", "-d", path))
+
+
+def core_path() -> Path:
+    from spac import _core
+
+    return Path(_core.__file__)
+
+
+def test_the_library_shows_llama_ggml_and_spac_only():
+    names = symbols(_library.library_path(), "--defined-only")
+    assert {"llama_decode", "ggml_backend_dev_count", "gguf_init_from_file"} <= names
+    assert not {name for name in names if not SHOWN.match(name)}
+
+
+def test_common_is_inside_the_library_and_nowhere_else():
+    for path in (_library.library_path(), core_path()):
+        for kind in ("--defined-only", "--undefined-only"):
+            assert not {name for name in symbols(path, kind) if re.match(r"_ZN?K?\d+common_", name)}
+
+
+def test_the_module_uses_spac_only():
+    """The module reaches llama.cpp through spac's C++ alone. A C name could be another library's."""
+    names = symbols(core_path(), "--undefined-only")
+    assert any("4spac" in name for name in names)
+    assert not {name for name in names if re.match(r"(llama|ggml|gguf)_", name)}
+
+
+def test_names_that_the_loader_matches():
+    assert dynamic(_library.library_path(), "SONAME") == ["libspac-llama.so"]
+    needed = dynamic(core_path(), "NEEDED")
+    assert "libspac-llama.so" in needed
+    assert not [name for name in needed if name.startswith(("libllama", "libggml"))]
+    assert not [
+        name for name in dynamic(_library.library_path(), "NEEDED") if re.match("lib(llama|ggml|gomp)", name)
+    ]
+    assert "SYMBOLIC" in tool("readelf", "-d", _library.library_path())

@@ -146,11 +146,3 @@ def test_a_symbol_that_came_later_is_not_linked(compiler: str, tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode
     assert "getcpu" in done.stderr
-
-
-def test_no_version_is_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, CMAKE / "old_glibc.py", "new", tmp_path], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr == "a version of glibc is needed, such as 2.28\n"

@@ -16,7 +16,6 @@ SLACK = 500
 
 
 def product_lines() -> int:
-    """Return the lines of the code of python/spac and csrc."""
     files = [
         path
         for folder in (ROOT / "python" / "spac", ROOT / "csrc")

@@ -7,14 +7,14 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "spac"
-MOST_ENTRIES = 29
 
 ROOMS = (
     "errors", "demo", "machine", "env", "_library", "costs", "scheduler", "papers", "replay", "governor",
@@ -57,19 +57,11 @@ AT_FIRST = {
 """All modules of the package that `import spac` loads."""
 
 
-def entries() -> set[str]:
-    """Return the names at the top of the package, without those that a build and Python put there."""
-    built = re.compile(r"__pycache__|lib|_core\..*\.so|\..*")
-    return {path.name for path in PACKAGE.iterdir() if not built.fullmatch(path.name)}
-
-
 def room_of(module: str) -> str:
-    """Return the room of a module, by its full name."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 def modules() -> dict[str, Path]:
-    """Return the package's modules by their full names."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         words = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -80,21 +72,20 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and full name of each import in a file, at any place in it."""
+@cache
+def imported(path: Path) -> list[tuple[int, str]]:
+    """Return line and full name of each import in a file, at any place in it."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}:{node.lineno}: a relative import"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
 
 
 def imported_room(name: str) -> str | None:
-    """Return the room that an import leads to, or None for other packages, the mechanism and the version.
-
-    Python imports the package itself before any module in it, and the version is there from the start.
-    """
     words = name.split(".")
     if words[0] != "spac" or name in ("spac._core", "spac.__version__"):
         return None
@@ -103,66 +94,60 @@ def imported_room(name: str) -> str | None:
     return None if words[1:2] == ["_core"] else "__init__"
 
 
-def test_few_entries():
-    assert len(entries()) <= MOST_ENTRIES, sorted(entries())
-
-
 def test_every_room_has_its_place():
     assert {room_of(name) for name in MODULES} == {*ROOMS, *FRONT}
 
 
-def test_arrows_go_down():
-    rank = {room: i for i, room in enumerate((*ROOMS, *FRONT))}
-    up = [
+def wrong(is_wrong: Callable[[str, str], bool]) -> list[str]:
+    """Return the places of imports that are wrong, by the importing module and the full name."""
+    return [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for module, path in MODULES.items()
         for line, name in imported(path)
-        if (room := imported_room(name)) is not None
-        and rank[room] > rank[room_of(module)]
-        and (module, name) not in EXCEPTIONS
+        if is_wrong(module, name)
     ]
-    assert not up, "\n".join(up)
+
+
+def test_arrows_go_down():
+    rank = {room: i for i, room in enumerate((*ROOMS, *FRONT))}
+    assert not wrong(
+        lambda module, name: (
+            (module, name) not in EXCEPTIONS
+            and (room := imported_room(name)) is not None
+            and rank[room] > rank[room_of(module)]
+        )
+    )
 
 
 def test_the_papers_are_known_by_name_alone():
-    assert not [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for module, path in MODULES.items()
-        for line, name in imported(path)
-        if imported_room(name) == "papers" != room_of(module)
-    ]
+    assert not wrong(lambda module, name: imported_room(name) == "papers" != room_of(module))
 
 
-DECLARED = {"spac.errors", "spac.machine.device_memory", "spac.machine.files", "spac.scheduler.choice"}
+DECLARED = ("spac.errors", "spac.machine.device_memory", "spac.machine.files", "spac.scheduler.choice")
 """Modules that a configuration may import: errors, texts of sizes, files, and the declared options of
-schedulers."""
+schedulers. The contract of these is imported only for types."""
 
 
 def test_a_configuration_needs_no_engine():
-    found = {
-        name.rpartition(".")[0]
-        for module, path in MODULES.items()
-        if room_of(module) == "config"
-        for _, name in imported(path)
-        if imported_room(name) not in (None, "config")
-    }
-    assert found <= DECLARED | {"spac.scheduler.base"}, found  # the contract is imported only for types
+    allowed = {*DECLARED, "spac.scheduler.base"}
+    assert not wrong(
+        lambda module, name: (
+            room_of(module) == "config"
+            and imported_room(name) not in (None, "config")
+            and name.rpartition(".")[0] not in allowed
+        )
+    )
 
 
 def test_the_contract_of_schedulers_reads_no_text():
     parsers = {"spac.scheduler", "spac.scheduler.choice"}
-    names = {name.rpartition(".")[0] for _, name in imported(MODULES["spac.scheduler.base"])}
-    assert not names & parsers
+    assert not wrong(
+        lambda module, name: module == "spac.scheduler.base" and name.rpartition(".")[0] in parsers
+    )
 
 
 def test_the_product_knows_no_tests_and_no_benchmarks():
-    outside = {"tests", "bench"}
-    assert not [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in MODULES.values()
-        for line, name in imported(path)
-        if name.split(".")[0] in outside
-    ]
+    assert not wrong(lambda _module, name: name.split(".")[0] in {"tests", "bench"})
 
 
 def test_the_documents_list_the_rooms():

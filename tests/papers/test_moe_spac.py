@@ -13,33 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac import scheduler
-from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
-from spac.errors import InputError
 from spac.papers.balancer import Averages, Levels, LevelSlots, Pools, Times, as_printed, solve
 from spac.papers.moe_spac import MoeSpacOptions, MoeSpacScheduler
 from spac.papers.utility import UtilityEstimator
 from spac.replay import Demand, replay
 from spac.scheduler import Event, Plan, View
 from spac.scheduler.logistic import LogisticScheduler
+from tests.engine.conftest import config
 from tests.scheduler.views import demands, make_view, models
 
 LEVEL = 1 << 20
 PAPER = MoeSpacOptions.presets["paper"]
 ABLATIONS = [
-    {},
-    {"speculative": False},
-    {"adapt": False},
-    {"balance": False},
-    {"prefetch": False},
-    {"evict": False},
-    {"learned": False},
-    dict(PAPER),
-    {**PAPER, "speculative": False},
-    {**PAPER, "evict": False},
-    {"levels": 1},
-]
+    {}, {"speculative": False}, {"adapt": False}, {"balance": False}, {"prefetch": False}, {"evict": False},
+    {"learned": False}, {"levels": 1}, dict(PAPER), {**PAPER, "speculative": False, "evict": False},
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -168,15 +158,6 @@ def test_a_preset_goes_by_one_word_which_options_override():
         name, options = scheduler.parse(written)
         assert (name, options) == ("moe-spac", {**PAPER, "adapt": False, "levels": 8})
     assert scheduler.parse(str(scheduler.SchedulerChoice.parse("moe-spac:paper")))[1] == PAPER
-    with pytest.raises(InputError, match="nor the preset 'paper'"):
-        scheduler.parse("moe-spac:printed")
-
-
-def test_without_the_estimator_utility_is_last_use():
-    subject = MoeSpacScheduler(speculative=False)
-    *_, (view, _) = steps(subject, local_demand(), 8)
-    np.testing.assert_array_equal(subject.utility, view.demand > 0)
-    assert subject.n_level == 1
 
 
 def test_without_the_balancer_the_threshold_is_fixed():
@@ -212,52 +193,6 @@ def test_the_balancer_leaves_work_to_a_fast_cpu():
     assert (thresholds[1] == 1).all()
 
 
-def test_prefill_and_empty_steps_change_nothing():
-    subject = MoeSpacScheduler()
-    view = make_view([5, 5], [4])
-    subject.on(Event.START, view)
-    assert subject.on(Event.VERIFY_END, view) is None
-
-
-def test_it_beats_recency_on_demand_with_locality():
-    demand = local_demand(200)
-    names = ("moe-spac", "lru", "static", "ewma")
-    rate = {name: replay(scheduler.make(name), demand, 8).hit_rate_distinct for name in names}
-    assert rate["moe-spac"] > rate["lru"]
-    assert rate["moe-spac"] > rate["static"]
-    assert rate["moe-spac"] > rate["ewma"] - 0.01
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("moe-spac:speed=9", "no option 'speed'; it knows: levels"),
-        ("moe-spac:levels=four", "levels must be a whole number"),
-        ("moe-spac:levels=0", "levels"),
-        ("moe-spac:balance=2", "balance must be on or off"),
-        ("moe-spac:levels=65", "levels must be 1 to 64, not 65"),
-        ("moe-spac:forgetting=1.5", "forgetting must be 0 to 1, not 1.5"),
-        ("moe-spac:levels", "'levels' is not an option"),
-        ("ewma:decay=1", "'ewma' does not take 'decay': it has no options"),
-        ("moe-speq:confidence=on", "'moe-speq' does not take 'confidence'"),
-        ("lru:levels=4", "'lru' does not take 'levels'"),
-        ("spac", "unknown scheduler 'spac': choose one of lru"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused(text, message):
-    with pytest.raises(InputError, match=message) as refused:
-        scheduler.make(text)
-    assert "\n" not in str(refused.value)
-
-
-def test_options_are_read_from_a_name():
-    subject = scheduler.make("moe-spac:levels=8,balance=off,forgetting=0.2,learned=off")
-    assert isinstance(subject, MoeSpacScheduler)
-    options = subject.options
-    assert (options.levels, options.balance, options.forgetting, options.learned) == (8, False, 0.2, False)
-    assert scheduler.parse("ewma") == ("ewma", {})
-
-
 def test_a_prefix_of_short_steps_counts_as_many_tokens():
     """Without speculation, utilities are of about as many tokens as with it. One token changes little."""
     subject = MoeSpacScheduler(levels=4)
@@ -271,11 +206,7 @@ def test_a_prefix_of_short_steps_counts_as_many_tokens():
 
 
 def test_the_prompt_moves_no_utility(tiny_model):
-    config = EngineConfig(
-        target=tiny_model("qwen3moe"), device="simulated", slots=0.3, threads=1, ctx=512,
-        scheduler="moe-spac", sampling=SamplingConfig(seed=1, ignore_eos=True),
-    )  # fmt: skip
-    with Engine(config) as engine:
+    with Engine(config(tiny_model("qwen3moe"), slots=0.3, scheduler="moe-spac")) as engine:
         subject = engine.events.driver.scheduler
         "".join(engine.generate("def f(x):", 9))
         before = subject.state()

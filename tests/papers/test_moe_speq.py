@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.schedulers.belady import clairvoyant
-from spac import _core, scheduler
+from spac import _core
 from spac.papers.moe_speq import MoeSpeqScheduler, window_misses
 from spac.replay import Demand, replay
 from spac.scheduler import Event, Layer
 from spac.scheduler.demand import activations_of
-from tests.papers.fidelity import Fidelity
 from tests.scheduler.views import make_view, models
 
 
@@ -105,16 +104,6 @@ def test_eviction_is_beladys_within_the_window(model, seed, n_token):
         view.slot_of[victim] = -1
 
 
-def test_what_more_tokens_want_is_loaded_first():
-    subject = MoeSpeqScheduler()
-    view = make_view([4, 4], [4])
-    subject.on(Event.START, view)
-    routes = np.array([[[1], [2], [2]], [[3], [3], [3]]], np.int32)
-    plan = subject.on(Event.DRAFT_TOKEN, replace(view, n_drafted=3, draft_routes=routes))
-    order = _core.SlotTable([(4, 0), (4, 0)], [4]).toward(plan.priority, plan.threshold, 0)
-    assert [load for _, load, _ in order] == [(1, 3), (0, 2), (0, 1)]
-
-
 def test_the_plan_follows_the_draft_token_by_token():
     subject = MoeSpeqScheduler()
     view = make_view([6], [2])
@@ -173,15 +162,6 @@ def test_misses_of_the_window_are_those_at_the_drafts_end():
     assert subject.window_misses is None
 
 
-def test_without_a_draft_the_plan_in_force_holds():
-    subject = MoeSpeqScheduler()
-    view = make_view([4], [2])
-    subject.on(Event.START, view)
-    assert subject.on(Event.DRAFT_END, view) is None
-    assert subject.on(Event.DRAFT_END, replace(view, draft_routes=np.zeros((1, 0, 0), np.int32))) is None
-    assert subject.on(Event.VERIFY_END, view) is None
-
-
 def test_where_entropy_is_low_more_is_kept_unpredicted():
     """Two layers share a pool. Three of four tokens go to the first 4 experts in one, to any in the other."""
     rng = np.random.default_rng(1)
@@ -201,45 +181,3 @@ def test_where_entropy_is_low_more_is_kept_unpredicted():
     assert share[0, 4:].mean() < 0.2
     assert share[1].mean() < 0.35
     assert subject._use.sum(axis=1) == pytest.approx([1, 1], rel=0.01)
-
-
-def test_routes_that_history_cannot_know_are_hit_by_foresight():
-    rng = np.random.default_rng(2)
-    routes = routes_of(rng, (80, 3, 4), 32, 2)
-    wrong = rng.random(routes.shape[:3]) < 0.1
-    predicted = np.where(wrong[..., None], routes_of(rng, wrong.shape, 32, 2), routes)[:, :, :-1]
-    demand = recorded(routes, predicted, 32, [0, 0, 0])
-    fidelity = Fidelity.of(predicted, routes)
-    assert fidelity.tokens == 240
-    assert np.all((fidelity.same > 0.85) & (fidelity.same < 0.95))
-    lru, at_once, slowly = (
-        replay(scheduler.make(name), demand, 24, max_uploads=n).hit_rate_distinct
-        for name, n in (("lru", None), ("moe-speq", None), ("moe-speq", 10))
-    )
-    assert lru < 0.35, "24 of 96 experts are resident, by chance the right ones"
-    assert at_once > 0.65, "nine tenths are predicted of three tokens in four, and fit"
-    assert slowly > 0.4, "of about 17 in a step 10 can be fetched"
-
-
-def test_what_was_learned_goes_on():
-    view = make_view([5, 3], [4])
-    subject, other = MoeSpeqScheduler(), MoeSpeqScheduler()
-    for each in (subject, other):
-        each.on(Event.START, view)
-    step = replace(view, demand=np.array([[3, 1, 0, 0, 2], [0, 3, 0, 0, 0]], np.int32), n_verified=3)
-    subject.on(Event.VERIFY_END, step)
-    other.restore(subject.state())
-    for a, b in ((subject.on(Event.VERIFY_END, step), other.on(Event.VERIFY_END, step)),):
-        np.testing.assert_array_equal(a.priority, b.priority)
-        np.testing.assert_array_equal(a.threshold, b.threshold)
-
-
-def test_fidelity_counts_tokens_and_steps():
-    predicted = np.array([[[[0, 1], [2, 3]]]], np.int32)
-    real = np.array([[[[1, 0], [2, 4], [5, 6]]]], np.int32)
-    fidelity = Fidelity.of(predicted, real)
-    assert fidelity.tokens == 2
-    assert [fidelity.same[0], fidelity.exact[0]] == [0.75, 0.5]
-    assert [fidelity.recall[0], fidelity.precision[0]] == [3 / 6, 3 / 4]
-    nothing = Fidelity.of(np.full((1, 1, 0, 0), -1, np.int32), real)
-    assert (nothing.tokens, nothing.recall[0]) == (0, 0)

@@ -1,7 +1,5 @@
 """The rivals by name: each against a reference that is written one expert at a time."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import combinations, product
@@ -14,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spac import scheduler
-from spac.config import EngineConfig, SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
-from spac.errors import InputError
 from spac.papers import moe_infinity, profiled
 from spac.papers.adapmoe import divide, expected_loads
 from spac.papers.fate import Arc, shallow_shares
@@ -25,6 +21,7 @@ from spac.papers.hybrimoe import transferred
 from spac.papers.mixtral_offloading import MixtralOffloadingScheduler
 from spac.replay import replay
 from spac.scheduler import Event, share_slots
+from tests.engine.conftest import config
 from tests.papers.test_moe_spac import local_demand
 from tests.scheduler.views import demands, make_view, models
 
@@ -32,7 +29,6 @@ RIVALS = ("mixtral-offloading", "moe-infinity", "adapmoe", "fate", "hybrimoe", "
 
 
 def verified(view, demand, **more):
-    """Return the view at the end of a verification."""
     return replace(view, demand=np.asarray(demand, np.int32), n_verified=3, **more)
 
 
@@ -265,43 +261,27 @@ def test_the_set_is_that_of_the_most_used_experts_whenever_the_tokens_have_doubl
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_a_rival_goes_on_from_its_state_and_uses_its_slots(name):
-    demand, half = local_demand(60), 30
-    one, two = scheduler.make(name), scheduler.make(name)
-    view = make_view([16] * 3, [24])
+def test_a_rival_uses_its_slots(name):
+    learned, fixed = (replay(scheduler.make(each), local_demand(120), 24) for each in (name, "static"))
+    assert learned.hit_rate_distinct > fixed.hit_rate_distinct
+
+
+def test_a_text_becomes_a_record_of_moe_infinity_in_the_next_process():
+    one, two = (scheduler.make("moe-infinity") for _ in range(2))
+    view, demand = make_view([16] * 3, [24]), local_demand(2)
     for subject in (one, two):
         subject.on(Event.START, view)
-    for counts in demand.counts[:half]:
-        one.on(Event.VERIFY_END, verified(view, counts, text=1))
+    one.on(Event.VERIFY_END, verified(view, demand.counts[0], text=1))
     two.restore({key: value.copy() for key, value in one.state().items()})
-    compared = 0
-    for counts in demand.counts[half:]:
-        plans = [each.on(Event.VERIFY_END, verified(view, counts, text=1)) for each in (one, two)]
-        if name != "moe-infinity" and None not in plans:
-            np.testing.assert_array_equal(plans[0].wanted, plans[1].wanted)
-            compared += 1
-    if name == "moe-infinity":  # the text goes on in the first process, and has become a record in the second
-        assert [int(each.state()["nearest"].astype(bool).sum()) for each in (one, two)] == [0, 1]
-    else:
-        assert compared or name == "profiled"
-    learned = replay(scheduler.make(name), local_demand(120), 24)
-    assert (
-        learned.hit_rate_distinct > replay(scheduler.make("static"), local_demand(120), 24).hit_rate_distinct
-    )
-
-
-def engine(target, chosen):
-    """Return an engine on the simulated device, half of whose experts are resident."""
-    return Engine(EngineConfig(
-        target=target, device="simulated", slots=0.5, threads=1, ctx=128, scheduler=chosen, state="off",
-        sampling=SamplingConfig(seed=1, ignore_eos=True),
-    ))  # fmt: skip
+    for subject in (one, two):
+        subject.on(Event.VERIFY_END, verified(view, demand.counts[1], text=1))
+    assert [int(each.state()["nearest"].astype(bool).sum()) for each in (one, two)] == [0, 1]
 
 
 def test_every_rival_runs_and_changes_no_text(tiny_model):
     texts = set()
     for name in ("none", "moe-spac:paper", *RIVALS):
-        with engine(tiny_model("qwen3moe"), name) as subject:
+        with Engine(config(tiny_model("qwen3moe"), slots=0.5, scheduler=name)) as subject:
             generation = subject.generate([5], 6)
             texts.add("".join(generation))
             assert generation.stats.scheduler == name.partition(":")[0]
@@ -309,8 +289,6 @@ def test_every_rival_runs_and_changes_no_text(tiny_model):
 
 
 class Watched(MixtralOffloadingScheduler):
-    """Keeps which events of which text came."""
-
     def __init__(self):
         super().__init__()
         self.came = []
@@ -322,7 +300,7 @@ class Watched(MixtralOffloadingScheduler):
 
 def test_an_engine_counts_texts_and_reports_layers(tiny_model):
     watched = Watched()
-    with engine(tiny_model("qwen3moe"), watched) as subject:
+    with Engine(config(tiny_model("qwen3moe"), slots=0.5, scheduler=watched)) as subject:
         n_layer = len(subject.events.driver.layers)
         for _ in range(2):
             "".join(subject.generate([5], 3))
@@ -331,9 +309,3 @@ def test_an_engine_counts_texts_and_reports_layers(tiny_model):
     assert [text for _, text, *_ in steps] == [1] * (len(steps) // 2) + [2] * (len(steps) // 2)
     assert [layer for _, _, layer, _ in layers] == list(range(n_layer)) * len(steps)
     assert {n for *_, n in layers} == {1}
-
-
-@pytest.mark.parametrize("name", RIVALS)
-def test_rivals_have_no_options(name):
-    with pytest.raises(InputError, match="it has no options"):
-        scheduler.make(name, size=4)

@@ -25,8 +25,6 @@ class Known:
 
 
 class Bench:
-    """A scheduler and its reference, which see the same steps."""
-
     def __init__(self, model, **options) -> None:
         self.n_experts, self.pools, self.slots = model
         self.view = make_view(self.n_experts, self.slots, self.pools)
@@ -71,6 +69,7 @@ def counts_of(states, critical):
 @given(models(), st.integers(0, 6), st.integers(1, 3), st.data())
 def test_predictions_are_uses_and_verifications_later_ones(model, cutoff, critical, data):
     bench = Bench(model, cutoff=cutoff, critical=critical)
+    assert len(bench.subject.critical) == min(cutoff, len(model[0])), "no layer behind the cutoff is asked"
     n_experts = bench.n_experts
     n_layer = min(cutoff, len(n_experts))
     k = critical_experts(bench.view.layers, critical)[:n_layer]
@@ -101,11 +100,6 @@ def test_predictions_are_uses_and_verifications_later_ones(model, cutoff, critic
             assert np.argsort(-order, kind="stable")[: len(recent)].tolist() == recent
             loads = n_token == 0 or layer >= n_layer
             assert np.count_nonzero(plan.wanted[layer]) == loads * len(recent)
-
-
-def test_no_layer_behind_the_cutoff_is_asked():
-    bench = Bench(([8] * 4, [0] * 4, [16]), cutoff=3, critical=2)
-    assert bench.subject.critical.tolist() == [2, 2, 2]
 
 
 def test_copies_begin_with_the_first_layer():
@@ -195,29 +189,6 @@ def test_auto_follows_the_costs():
     assert found == [[], [2, 2], [2] * 3, [2] * 4], "two experts of each, a second for each"
 
 
-def test_as_many_experts_are_critical_as_a_token_uses():
-    view = make_view([8, 8, 1], [4])
-    assert critical_experts(view.layers, None).tolist() == [2, 2, 1]
-    assert critical_experts(view.layers, 3).tolist() == [3, 3, 1]
-
-
-@pytest.mark.parametrize("written", ["cutoff=-1", "cutoff=some", "cutoff=on", "critical=0", "critical=1.5"])
-def test_options_are_checked(written):
-    with pytest.raises(InputError, match=rf"sp-moe.*{written.partition('=')[0]} must be"):
-        scheduler.make(f"sp-moe:{written}")
-
-
-def test_it_goes_on_from_its_state():
-    model = ([7, 5], [0, 0], [4])
-    one, two = Bench(model), Bench(model)
-    states = np.array([[[3, 4, 0, 1, 2, 5, 6]], [[1, 0, 2, 3, 4, -1, -1]]])
-    one.draft(states, 1)
-    one.verify(np.array([[1, 0, 2, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0]], np.int32))
-    two.subject.restore(one.subject.state())
-    demand = np.array([[0, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0]], np.int32)
-    assert np.array_equal(one.verify(demand).priority, two.verify(demand).priority)
-
-
 def recorded(rng, n_step, gamma=1, n_layer=4, n_expert=16, n_used=2):
     """Return demand whose draft showed exactly what its verification used: random experts of each token."""
     routes = np.argsort(rng.random((n_step, n_layer, gamma + 1, n_expert)), axis=-1)[..., :n_used]
@@ -244,12 +215,3 @@ def test_a_replay_shows_the_recorded_choices(tmp_path):
     assert hits[2] > 0.5, "the token before the draft, one of two, is known"
     fewer = replay(scheduler.make("sp-moe:critical=1"), loaded, 16).hit_rate_distinct
     assert hits[0] < fewer < hits[2]
-
-
-def test_a_slow_link_gets_to_the_first_layers():
-    """With as many copies as one layer takes, copies begin in the layers that are known first."""
-    demand = recorded(np.random.default_rng(2), 60)
-    found = replay(scheduler.make("sp-moe"), demand, 16, max_uploads=2)
-    used = demand.counts > 0
-    hits = (used & found.resident).sum(axis=(0, 2)) / used.sum(axis=(0, 2))
-    assert hits[0] > hits[1:].max()

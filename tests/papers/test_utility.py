@@ -89,25 +89,6 @@ def test_the_printed_form_is_algorithm_1(history, levels, forgetting, adapt):
         assert [expert.step(int(f)) for f in demand[:, 0, i]] == utility[:, 0, i].tolist()
 
 
-@given(histories())
-def test_printed_boundaries_can_only_fall_by_default(history):
-    """floor(0.9 θ + 0.1 |Δ|) > θ takes |Δ| >= θ + 10, which a draft of 8 tokens cannot show."""
-    demand = np.minimum(history[1], 9)
-    subject = estimator(demand.shape[2], levels=4, printed=True)
-    for f in demand:
-        up, down = subject.up.copy(), subject.down.copy()
-        subject.observe(f, 9)
-        assert (subject.up <= up).all()
-        assert (subject.down <= down).all()
-        assert (np.minimum(subject.up, subject.down) >= 1).all(), "they end at 1"
-
-
-def test_a_demand_that_rises_slowly_is_never_counted_where_printed():
-    slow = np.array([2, 4, 6, 8, 9, *[9] * 20], np.int32).reshape(-1, 1, 1)
-    assert not run(slow, printed=True, adapt=False).any()
-    assert run(slow)[-1].item() == 3
-
-
 @given(histories(), st.integers(1, 9), st.floats(0, 1), st.booleans())
 def test_our_form_against_one_expert_at_a_time(history, levels, forgetting, adapt):
     γ, demand = history
@@ -147,11 +128,3 @@ def test_a_steady_demand_finds_its_level_whatever_the_number_of_tokens(n_token, 
     count = round(share * n_token)
     utility = run(np.full((200, 1, 1), count, np.int32), [n_token] * 200, levels=4)[-1].item()
     assert abs(utility - 4 * math.sqrt(count / n_token)) < 0.75
-
-
-@pytest.mark.parametrize("printed", [True, False])
-def test_padding_has_no_utility(printed):
-    subject = UtilityEstimator(np.array([[True, True, False]]), MoeSpacOptions(printed=printed))
-    for used in (3, 6, 9):
-        utility = subject.observe(np.full((1, 3), used, np.int32), 9)
-    assert utility.tolist() == [[3, 3, 0]]

@@ -61,7 +61,6 @@ class Server:
         self.process.send_signal(number)
 
     def end(self) -> None:
-        """End the server, and wait until it has."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait(60)
@@ -72,7 +71,6 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """Return a server that the tests of a session share, one after the other."""
     server = Server()
     yield server
     server.end()
@@ -80,7 +78,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def start_server() -> Iterator[Callable[..., Server]]:
-    """Return a function that starts a server for one test."""
     started: list[Server] = []
 
     def start(*options: str, **details: Any) -> Server:
@@ -133,5 +130,4 @@ def false_server() -> Iterator[Callable[[bytes | None], str]]:
 
 
 def greeting(major: int, minor: int, patch: int) -> bytes:
-    """Return a server's answer to a greeting, as ggml frames it."""
     return struct.pack("<QBBBB24x", 28, major, minor, patch, 0)

@@ -15,7 +15,6 @@ from spac.config import EngineConfig
 from spac.demo import TARGET
 from spac.engine import Engine
 from spac.errors import DeviceError, InputError, OutOfMemoryError
-from spac.run import main as run
 from tests.rpc_server.conftest import greeting
 from tests.rpc_server.test_layers import PROMPT, config, text
 
@@ -109,68 +108,39 @@ def test_an_engine_beside_a_lost_one(start_server):
         assert text(other, 4)
 
 
-def test_nobody_listens():
-    assert "Connection refused: start it there with `spac rpc-server`" in refusal(closed_port())
-
-
-def test_a_server_that_never_answers(false_server):
-    assert "did not answer for 1 s" in refusal(false_server(None))
-
-
-def test_another_version(false_server):
+def test_addresses_without_a_server_of_this_version(false_server):
     ours = _core.rpc_version()
-    major, minor, _ = map(int, ours.split("."))
+    major, minor, patch = map(int, ours.split("."))
+    assert "Connection refused: start it there with `spac rpc-server`" in refusal(closed_port())
+    assert "check the host's name" in refusal("no-such-host.invalid:50052")
+    for answer, said in (
+        (None, "did not answer for 1 s"),
+        (b"", "closed the connection at once: it serves another client, has another version, or is no RPC"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "sent an answer of"),
+        (greeting(major, minor, patch), "closed the connection: it has ended"),
+    ):
+        assert said in refusal(false_server(answer))
     for theirs in ((major - 1, 0, 2), (major + 1, 0, 0), (major, minor + 1, 0)):
         line = refusal(false_server(greeting(*theirs)))
         assert f"speaks version {'.'.join(map(str, theirs))} of the protocol" in line
         assert f"this spac speaks {ours}: run the same version" in line
 
 
-def test_no_rpc_server(false_server):
-    said = "closed the connection at once: it serves another client, has another version, or is no RPC server"
-    assert said in refusal(false_server(b""))
-    assert "sent an answer of" in refusal(false_server(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-
-
-def test_a_server_that_is_lost_while_it_is_opened(false_server):
-    major, minor, patch = map(int, _core.rpc_version().split("."))
-    assert "closed the connection: it has ended" in refusal(false_server(greeting(major, minor, patch)))
-
-
-@pytest.mark.parametrize(
-    ("rpc", "said"),
-    [
-        ("nonsense", "rpc: 'nonsense' is not HOST:PORT"),
-        ("host:0", "rpc: 'host:0' is not HOST:PORT"),
-        ("host:99999", "is not HOST:PORT"),
-        ("a:1,,b:2", "rpc: '' is not HOST:PORT"),
-        ("[::1]:50052", "is not HOST:PORT"),
-        ("a:1,a:01", "a server stands twice in a:1, a:1"),
-        ([1], "rpc: 1 is not HOST:PORT"),
-    ],
-)
-def test_bad_addresses(rpc, said):
-    with pytest.raises(InputError, match=re.escape(said)):
-        EngineConfig("model.gguf", rpc=rpc)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        *(({"rpc": rpc}, f"rpc: {rpc!r} is not HOST:PORT") for rpc in ("nonsense", "host:0", "[::1]:5", 1)),
+        ({"rpc": "a:1,,b:2"}, "rpc: '' is not HOST:PORT"),
+        ({"rpc": "a:1,a:01"}, "a server stands twice in a:1, a:1"),
         ({"rpc_layers": 2}, "rpc_layers needs RPC servers: add --rpc HOST:PORT"),
         ({"rpc": "a:1", "rpc_layers": "2,3"}, "rpc_layers has 2 numbers for 1 servers"),
         ({"rpc": "a:1", "rpc_layers": "many"}, "rpc_layers: 'many' is not a number of layers"),
-        ({"rpc": "a:1", "rpc_layers": -1}, "rpc_layers: -1 is not a number of layers"),
         ({"rpc": "a:1", "rpc_layers": True}, "rpc_layers: True is not a number of layers"),
     ],
 )
-def test_bad_numbers_of_layers(options, said):
+def test_bad_addresses_and_numbers_of_layers(options, said):
     with pytest.raises(InputError, match=re.escape(said)):
         EngineConfig("model.gguf", **options)
-
-
-def test_an_unknown_host():
-    assert "check the host's name" in refusal("no-such-host.invalid:50052")
 
 
 def test_the_program_says_one_line():
@@ -181,15 +151,4 @@ def test_the_program_says_one_line():
     [line] = done.stderr.splitlines()
     assert re.match(
         r"spac run: error: the RPC server 127\.0\.0\.1:\d+ cannot be reached: Connection refused", line
-    )
-
-
-def test_the_program_and_a_bad_address(capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(["--rpc", "nonsense"])
-    assert ended.value.code == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .startswith("spac run: error: argument --rpc: 'nonsense' is not HOST:PORT")
     )

@@ -13,6 +13,8 @@ from spac.errors import InputError
 from spac.model.gguf.check import check_model
 from spac.model.pair import ModelPair
 from spac.model.remote import counts_by_memory, divided
+from tests.engine.conftest import config as usual
+from tests.engine.conftest import text_of
 from tools.models import Shape
 
 PROMPT = "def fib(n):\n"
@@ -21,14 +23,12 @@ N_LAYER = 5
 
 
 def config(device: str, *, draft: bool = True, **options: object) -> EngineConfig:
-    return EngineConfig(
-        TARGET, DRAFT if draft else None, device=device, slots=20, deterministic=True, threads=1, ctx=256,
-        sampling=SamplingConfig(temp=0.0), **options,
-    )  # fmt: skip
+    fixed = {"draft": DRAFT if draft else None, "slots": 20, "deterministic": True, "ctx": 256}
+    return usual(device=device, **fixed, **options)
 
 
 def text(engine: Engine, n: int = 24) -> str:
-    return "".join(engine.generate(PROMPT, n))
+    return text_of(engine, PROMPT, n)
 
 
 def logits(config: EngineConfig) -> np.ndarray:
@@ -84,8 +84,7 @@ def test_experts_of_layers_that_stay_are_split(server, tiny_model):
     path = tiny_model("qwen3moe", Shape(n_layer=3, n_expert=5))
 
     def of(**options: object) -> tuple[list[int], int]:
-        options = {"device": "simulated", "slots": 4, "deterministic": True, "threads": 1, **options}
-        with Engine(EngineConfig(path, ctx=64, sampling=SamplingConfig(temp=0.0), **options)) as engine:
+        with Engine(usual(path, slots=4, deterministic=True, ctx=64, **options)) as engine:
             generation = engine.generate([1, 2, 3, 4, 5, 6, 7, 8], 12)
             for _ in generation:
                 pass
@@ -106,16 +105,16 @@ def test_weights_that_the_server_keeps(start_server, tiny_model, tmp_path, monke
     server = start_server("--cache")
 
     def tokens(**options: object) -> list[int]:
-        with Engine(EngineConfig(path, device="cpu", threads=1, ctx=64, **options)) as engine:
+        with Engine(usual(path, device="cpu", ctx=64, **options)) as engine:
             generation = engine.generate([1, 2, 3, 4, 5], 4)
             for _ in generation:
                 pass
             return list(generation.tokens)
 
-    wanted = tokens(sampling=SamplingConfig(temp=0.0))
+    wanted = tokens()
     written = []
     for _ in range(2):
-        found = tokens(sampling=SamplingConfig(temp=0.0), rpc=server.address, rpc_layers=1)
+        found = tokens(rpc=server.address, rpc_layers=1)
         assert found == wanted
         files = {each: each.stat() for each in (tmp_path / "spac" / "rpc").iterdir()}
         assert [each.st_size for each in files.values()] == [5 * 512 * 1100 * 4] * 3
@@ -145,36 +144,9 @@ def test_host_memory_needs_no_room_for_layers_there(server):
         assert rest.expert_bytes < rest.file_size < info.file_size
 
 
-def test_one_of_several_devices_here(server, monkeypatch):
-    monkeypatch.setenv(env.SIMULATED_DEVICE.name, "memory_mb=64;memory_mb=64")
-    monkeypatch.setenv(env.DEVICE.name, "simulated,simulated1")
-    pair = ModelPair(config("auto", draft=False, rpc=server.address, rpc_layers=1), None)
-    try:
-        assert "--rpc: of this machine's devices, simulated alone is used" in pair.notes
-    finally:
-        pair.close()
-        _core.set_simulated_device()
-
-
 def test_more_layers_than_the_model_has(server):
     with pytest.raises(InputError, match=f"rpc_layers: 6 layers, and the model has {N_LAYER}"):
         Engine(config("cpu", rpc=server.address, rpc_layers=6))
-
-
-def test_llama(server):
-    import spac
-
-    options = {"n_ctx": 256, "n_threads": 1, "verbose": False, "deterministic": True, "slots": 20}
-    texts = []
-    for more in ({"device": "cpu"}, {"device": "simulated", "rpc": server.address, "rpc_layers": 2}):
-        llm = spac.Llama(str(TARGET), **options, **more)
-        try:
-            texts.append(llm(PROMPT, max_tokens=16, temperature=0)["choices"][0]["text"])
-            assert llm.stats.remote_layers == ({server.address: 2} if "rpc" in more else {})
-        finally:
-            llm.close()
-    assert len(texts[0]) > 10
-    assert len(set(texts)) == 1
 
 
 GIB = 1 << 30
@@ -186,10 +158,8 @@ GIB = 1 << 30
         ([24 * GIB], 0, (24,)),  # the model does not fit: what fits is there
         ([24 * GIB, 8 * GIB], 8 * GIB, (24, 8)),
         ([24 * GIB], 24 * GIB, (24,)),  # both hold it together: shares of the memory
-        ([100 * GIB], 100 * GIB, (24,)),
         ([300 * GIB], 100 * GIB, (36,)),
         ([GIB // 2, 30 * GIB], 0, (0, 30)),
-        ([100 * GIB, 100 * GIB], 0, (24, 24)),
         ([0], 100 * GIB, (0,)),
         ([GIB], 100 * GIB, (1,)),  # less than half a layer's share, and a layer all the same
     ],

@@ -105,8 +105,6 @@ def logarithm(x: np.ndarray) -> np.ndarray:
 
 
 class Reference(LogisticScheduler):
-    """The scheduler computed in numpy alone."""
-
     def on(self, event: Event, view: View) -> Plan | None:
         plan = super().on(event, view)
         if event == Event.START:
@@ -126,7 +124,6 @@ class Reference(LogisticScheduler):
         return Plan(priority, threshold)
 
     def _observe(self, view: View, n_rejected: int) -> None:
-        """Learn from a step, and predict the next one."""
         demand, n_verified, routes = view.demand, view.n_verified, view.routes
         used, features = demand > 0, self._learned["features"]
         if self.probability.any():

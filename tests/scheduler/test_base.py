@@ -1,10 +1,8 @@
 """The contract refuses malformed plans. Partial plans leave the other rows alone, and shares add up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -12,6 +10,7 @@ from spac import scheduler
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, share_slots
 from spac.scheduler.ewma import best_per_pool
+from tests.scheduler.test_logistic import views
 from tests.scheduler.views import make_view, models
 
 
@@ -165,11 +164,74 @@ def test_no_plan_wants_more_than_the_slots(name, model):
             plan = subject.on(Event.VERIFY_END, make_view(n_experts, slots, pools, demand)) or plan
 
 
-def test_an_unknown_scheduler_names_the_known_ones():
-    with pytest.raises(InputError, match="lru, static, none"):
-        scheduler.make("belady")
+@pytest.mark.parametrize("name", sorted({*scheduler.names()} - {"static", "none"}))
+def test_steps_without_demand_leave_the_plan_and_what_was_learned(name):
+    subject, view = scheduler.make(name), make_view([5, 5, 5], [6])
+    subject.on(Event.START, view)
+    before = subject.state()
+    assert subject.on(Event.VERIFY_END, view) is None
+    for key, value in subject.state().items():
+        if key != "step":
+            np.testing.assert_array_equal(value, before[key], err_msg=key)
 
 
-def test_an_unknown_option_is_refused():
-    with pytest.raises(InputError, match="window"):
-        scheduler.make("lru", window=3)
+@pytest.mark.parametrize("name", [name for name in scheduler.names() if name != "moe-infinity"])
+@settings(max_examples=10)
+@given(models(), st.integers(0, 2**32))
+def test_a_restored_one_goes_on_as_if_it_had_never_stopped(name, model, seed):
+    start, steps = make_view(model[0], model[2], model[1]), list(views(model, seed, 12))
+    through, later = scheduler.make(name), scheduler.make(name)
+    for each in (through, later):
+        each.on(Event.START, start)
+    for view in steps[:6]:
+        through.on(Event.VERIFY_END, view)
+    later.restore({key: value.copy() for key, value in through.state().items()})
+    for view in steps[6:]:
+        plans = [each.on(Event.VERIFY_END, view) for each in (through, later)]
+        if None not in plans:
+            np.testing.assert_array_equal(plans[0].priority, plans[1].priority)
+            np.testing.assert_array_equal(plans[0].threshold, plans[1].threshold)
+
+
+RIVALS = ("mixtral-offloading", "moe-infinity", "adapmoe", "fate", "hybrimoe", "profiled")
+BAD = {
+    "belady": "lru, static, none",
+    "lru:window=3": "window",
+    "logistic:margin=1": "margin",
+    "logistic:margin=-0.1": "margin",
+    "moe-spac:speed=9": "no option 'speed'; it knows: levels",
+    "moe-spac:levels=four": "levels must be a whole number",
+    "moe-spac:balance=2": "balance must be on or off",
+    "moe-spac:levels=65": "levels must be 1 to 64, not 65",
+    "moe-spac:forgetting=1.5": "forgetting must be 0 to 1, not 1.5",
+    "moe-spac:levels": "'levels' is not an option",
+    "moe-spac:printed": "nor the preset 'paper'",
+    "ewma:decay=1": "'ewma' does not take 'decay': it has no options",
+    "moe-speq:confidence=on": "'moe-speq' does not take 'confidence'",
+    **{f"{name}:size=4": "it has no options" for name in RIVALS},
+    **{
+        f"sp-moe:{it}": f"sp-moe.*{it[:6]}" for it in ("cutoff=-1", "cutoff=on", "critical=0", "critical=1.5")
+    },
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_options_that_cannot_be_used_are_refused_in_one_line(text):
+    with pytest.raises(InputError, match=BAD[text]) as refused:
+        scheduler.make(text)
+    assert "\n" not in str(refused.value)
+
+
+# The fixed set is spread evenly.
+
+
+@pytest.mark.parametrize(
+    ("n_experts", "slots", "pools", "wanted"),
+    [([5, 5, 5], [7], [0, 0, 0], [3, 2, 2]), ([2, 8, 8], [12], [0, 0, 0], [2, 5, 5]),
+     ([4, 4, 4], [2, 4], [0, 1, 0], [1, 4, 1])],
+    ids=["evenly", "layers with fewer experts give their surplus away", "pools do not share"],
+)  # fmt: skip
+def test_the_default_set_is_spread_evenly_over_the_layers(n_experts, slots, pools, wanted):
+    plan = scheduler.make("static").on(Event.START, make_view(n_experts, slots, pools))
+    assert plan is not None
+    assert plan.wanted.sum(axis=1).tolist() == wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from tests.scheduler.views import make_view
 
 @dataclass
 class FakeExperts:
-    """A model with 3 layers of 5 experts that records the submitted plans."""
-
     pool_slots: list[int] = field(default_factory=lambda: [6])
     submitted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     asked_for_routes: int = 0
@@ -40,8 +37,6 @@ class FakeExperts:
 
 
 class Scripted(Scheduler):
-    """A scheduler that returns prepared plans, one after another."""
-
     name = "scripted"
 
     def __init__(self, *plans, events=None):
@@ -124,70 +119,54 @@ def test_routes_are_shown_to_who_wants_them_after_a_verification(wants):
     assert experts.asked_for_routes == wants
 
 
+class Routes:
+    """The target's routers choose 0, 1 and 2 for every token. Nothing is known of the layers of token 2."""
+
+    def __init__(self):
+        self.asked: list[list[int]] = []
+
+    def ask(self, critical):
+        self.asked.append(critical.tolist())
+
+    def under_way(self, token, chosen):
+        return None if token == 2 else self.at_end(1)
+
+    def drafted(self, n):
+        return self.at_end(n)
+
+    def at_end(self, n):
+        return np.tile(np.arange(3, dtype=np.int32), (3, n, 1))
+
+
+class Watching(Scripted):
+    routers = "target"
+    critical = np.array([2, 1], np.int32)
+
+    def on(self, event, view):
+        shape = None if view.draft_routes is None else view.draft_routes.shape
+        self.seen.append((event, view.layer, view.n_drafted, shape, view.draft_routes))
+
+
 def test_the_targets_routes_are_shown_while_it_drafts():
-    class Routes:
-        asked: ClassVar[list[list[int]]] = []
-
-        def ask(self, critical):
-            self.asked.append(critical.tolist())
-
-        def under_way(self, token, chosen):
-            return None if token == 1 else np.full((3, token, 2), -1, np.int32)
-
-        def drafted(self, n):
-            return f"{n} tokens"
-
-        def at_end(self, n):
-            return f"all {n}"
-
-    class Watching(Scripted):
-        routers = "target"
-        critical = np.array([2, 1], np.int32)
-
-        def on(self, event, view):
-            self.seen.append((event, view.draft_routes, view.n_drafted, view.layer))
-
     events = [Event.DRAFT_LAYER, Event.DRAFT_TOKEN, Event.DRAFT_END, Event.VERIFY_END]
-    scheduler = Watching(events=events)
-    driver = Driver(scheduler, FakeExperts(), routes=Routes())
+    scheduler, routes = Watching(events=events), Routes()
+    driver = Driver(scheduler, FakeExperts(), routes=routes)
     driver.drafted(Event.DRAFT_TOKEN, 1, None, step=0)
     driver.layer_drafted(1, np.zeros((2, 2), np.int32))
     driver.layer_drafted(2, np.zeros((2, 2), np.int32))
     driver.drafted(Event.DRAFT_END, 2, None, step=0)
     driver.raised(Event.VERIFY_END)
     driver.drafted(Event.DRAFT_END, 2, None, step=0)  # too late
-    event, routes, *counts = scheduler.seen.pop(1)
-    assert (event, routes.shape, counts) == (Event.DRAFT_LAYER, (3, 2, 2), [1, 1]), "and nothing for token 1"
-    assert scheduler.seen == [
-        (Event.DRAFT_TOKEN, "1 tokens", 1, -1),
-        (Event.DRAFT_END, "all 2", 2, -1),
-        (Event.VERIFY_END, None, 0, -1),
-    ]
-    assert Routes.asked == [[2, 1]]
+    assert [each[:4] for each in scheduler.seen] == [
+        (Event.DRAFT_TOKEN, -1, 1, (3, 1, 3)), (Event.DRAFT_LAYER, 1, 0, (3, 1, 3)),
+        (Event.DRAFT_END, -1, 2, (3, 2, 3)), (Event.VERIFY_END, -1, 0, None),
+    ]  # fmt: skip
+    assert routes.asked == [[2, 1]]
 
 
 def test_a_recorder_sees_more_of_the_targets_routes_than_the_scheduler():
-    class Routes:
-        asked: ClassVar[list[list[int]]] = []
-
-        def ask(self, critical):
-            self.asked.append(critical.tolist())
-
-        def under_way(self, token, chosen):
-            return self.at_end(1)
-
-        def at_end(self, n):
-            return np.tile(np.arange(3, dtype=np.int32), (3, n, 1))
-
-    class Watching(Scripted):
-        routers = "target"
-        critical = np.array([2, 1], np.int32)
-
-        def on(self, event, view):
-            self.seen.append((event, view.layer, view.draft_routes))
-
-    scheduler = Watching(events=[Event.DRAFT_LAYER, Event.DRAFT_END])
-    driver = Driver(scheduler, FakeExperts(), routes=Routes())
+    scheduler, routes = Watching(events=[Event.DRAFT_LAYER, Event.DRAFT_END]), Routes()
+    driver = Driver(scheduler, FakeExperts(), routes=routes)
     driver.start()
     recorder = DemandRecorder(driver.layers)
     driver.record(recorder)
@@ -197,12 +176,11 @@ def test_a_recorder_sees_more_of_the_targets_routes_than_the_scheduler():
     driver.drafted(Event.DRAFT_END, 1, None, step=0)  # the routers are still asked for more
     driver.raised(Event.VERIFY_END)
     assert [critical.tolist() for critical in (scheduler.critical, recorder.critical)] == [[2, 1], [5, 5, 5]]
-    assert Routes.asked == [[2, 1], [5, 5, 5], [2, 1]]
-    assert [(event, layer) for event, layer, _ in scheduler.seen] == [
+    assert routes.asked == [[2, 1], [5, 5, 5], [2, 1]]
+    assert [each[:2] for each in scheduler.seen] == [
         (Event.DRAFT_LAYER, 1), (Event.DRAFT_END, -1), (Event.DRAFT_END, -1),
     ]  # fmt: skip
-    for _, _, routes in scheduler.seen:
-        assert routes.tolist() == [[[0, 1, -1]], [[0, -1, -1]], [[-1, -1, -1]]]
+    assert all(shown.tolist() == [[[0, 1, -1]], [[0, -1, -1]], [[-1] * 3]] for *_, shown in scheduler.seen)
     recorder.verified(STEP, np.zeros((3, 2, 1), np.int32))
     demand = recorder.demand
     assert demand is not None
@@ -230,6 +208,33 @@ def test_a_draft_that_was_not_verified_is_not_recorded():
     assert longer is not None
     assert longer.routes is longer.draft_routes is None, "those of a step are unknown"
     assert longer.counts.tolist() == [STEP.demand.tolist()] * 3
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_prompts_tokens_come_one_by_one(monkeypatch, begun):
+    """The last layer computes no prompt. It is shown the routes of the token that was verified last."""
+    prompt = np.array([[[0, 1], [1, 2]], [[1, 2], [2, 3]], [[-1, -1], [-1, -1]]], np.int32)
+    views, experts = [], FakeExperts()
+    scheduler = Scripted(*[plan(n) for n in range(4)])
+    scheduler.wants_routes = scheduler.sees_prompts = True
+    on = scheduler.on
+    scheduler.on = lambda event, view: views.append(view) or on(event, view)
+    driver = Driver(scheduler, experts)
+    driver.start()
+    if begun:
+        monkeypatch.setattr(experts, "routes", lambda: np.array([[[0, 1]], [[1, 2]], [[3, 4]]], np.int32))
+        driver.raised(Event.VERIFY_END, np.ones((3, 5), np.int32), n_verified=1)
+    monkeypatch.setattr(experts, "routes", lambda: prompt)
+    n_plans = len(experts.submitted)
+    views.clear()
+    driver.saw_prompt()
+    last = [0, 0, 0, 1, 1] if begun else [0] * 5
+    assert [view.demand.tolist() for view in views] == [
+        [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], last], [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], last],
+    ]  # fmt: skip
+    assert all(view.n_verified == 1 and view.routes.shape == (3, 1, 2) for view in views)
+    assert len(experts.submitted) == n_plans + 1
+    assert driver.step == int(begun)
 
 
 def test_a_plan_for_another_model_is_refused():

@@ -1,7 +1,5 @@
 """With decayed counts, every pool wants its best experts. It wants more than it holds only at ties."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +31,3 @@ def test_each_pool_wants_its_best(model, data):
             worst = wanted_scores.min(initial=1.0)
             assert (wanted_scores > worst + 2**-15).sum() < max(1, n_slots)
             assert wanted.sum() >= min(n_slots, (values > 2**-15).sum())
-
-
-def test_without_demand_the_plan_stands():
-    subject = scheduler.make("ewma")
-    subject.on(Event.START, make_view([4], [2]))
-    assert subject.on(Event.VERIFY_END, make_view([4], [2])) is None

@@ -59,13 +59,6 @@ def test_a_wanted_expert_can_evict_every_unwanted_one(model, data):
         assert plan.priority[plan.wanted].min() > plan.priority[~plan.wanted].max()
 
 
-def test_a_step_without_demand_leaves_the_plan():
-    subject = scheduler.make("lru")
-    view = make_view([5, 5, 5], [6])
-    subject.on(Event.START, view)
-    assert subject.on(Event.VERIFY_END, view) is None
-
-
 def test_a_new_start_forgets():
     subject = scheduler.make("lru")
     used = make_view([4], [2], demand=[[3, 0, 0, 1]])

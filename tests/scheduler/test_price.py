@@ -11,7 +11,7 @@ from bench.schedulers.machine import MACHINES, Model
 from bench.schedulers.simulation import Simulation
 from spac import scheduler
 from spac.costs import Costs, ExpertCosts
-from spac.scheduler.price import UNKNOWN, USES, CopyPrice
+from spac.scheduler.price import STEPS, UNKNOWN, USES, CopyPrice, Reuse
 from tests.scheduler.test_transitions import grammar
 from tests.scheduler.views import make_view
 
@@ -51,25 +51,14 @@ def priced(
     return price
 
 
-def test_a_copy_costs_what_the_cpu_loses():
+def test_a_copy_costs_what_the_cpu_loses_and_what_does_not_fit_into_the_draft():
     busy = 5 / (5 + 10)  # one expert of one token: 4 + 1 µs
     assert margin() == pytest.approx(busy * 4 / (4 + 1 - 1) / USES, rel=0.02)
-
-
-def test_a_copy_takes_no_more_than_it_lasts():
-    quick = replace(EXPERT, upload_s=1e-6)
-    assert margin(quick) == pytest.approx(margin() / 4, rel=0.02)
-
-
-def test_copies_that_fit_into_the_draft_are_free():
+    assert margin(replace(EXPERT, upload_s=1e-6)) == pytest.approx(margin() / 4, rel=0.02)
     assert margin(draft_s=10e-6, n_drafted=4) == 0  # eight copies in 40 µs
     assert margin(draft_s=1e-6, n_drafted=4) == pytest.approx(margin())  # not even one
     assert margin(replace(EXPERT, upload_s=0.0)) == 0
-
-
-def test_a_fixed_margin_stays():
-    assert margin(given=0.3) == 0.3
-    assert margin(given=0) == 0
+    assert [margin(given=fixed) for fixed in (0.3, 0)] == [0.3, 0]
 
 
 def test_recent_uses_count_where_copies_are_dear():
@@ -110,3 +99,54 @@ def test_on_a_modelled_machine_it_is_as_fast_as_a_good_fixed_margin():
     }
     assert step_s["auto"] < 1.03 * min(step_s.values())
     assert step_s["auto"] < 0.99 * max(step_s.values())
+
+
+# These tests cover the learned number of uses that a copy brings.
+
+
+RESIDENT = np.arange(100).reshape(2, 50) % 2 == 0
+
+
+def learned(lasts: int, n_step: int = 40 * STEPS) -> float:
+    """Return the uses per gain in a text whose probabilities hold for `lasts` steps after a prediction."""
+    rng, reuse = np.random.default_rng(3), Reuse(1.5, 8.0)
+    chance = rng.permutation(np.linspace(0.05, 0.95, 100)).reshape(2, 50)
+    predicted = chance.copy()
+    for step in range(n_step):
+        if step % STEPS == 0:
+            predicted = chance = rng.permutation(chance.ravel()).reshape(2, 50)
+        if step % STEPS == lasts:
+            chance = rng.permutation(chance.ravel()).reshape(2, 50)
+        reuse.observe((rng.random((2, 50)) < chance).astype(np.int32), RESIDENT, predicted)
+    return reuse.uses
+
+
+def test_uses_last_as_long_as_the_order_of_probabilities():
+    assert 6 < learned(STEPS) < 8  # a standard error below
+    assert 3 < learned(4) < 4
+    assert learned(1) == 1.5  # the least estimate
+
+
+def test_what_tells_nothing_changes_nothing():
+    reuse, demand = Reuse(1.5, 8.0), np.ones((2, 50), np.int32)
+    reuse.observe(demand, RESIDENT, np.full((2, 50), 0.5))  # no gap
+    reuse.observe(demand, np.ones((2, 50), np.bool_), np.full((2, 50), 0.5))  # nothing is absent
+    reuse.observe(demand, np.zeros((2, 50), np.bool_), np.full((2, 50), 0.5))  # nothing is resident
+    assert reuse.uses == 1.5
+    assert not reuse._gaps
+
+
+def test_a_restored_one_goes_on_as_before():
+    rng, first, second = np.random.default_rng(4), Reuse(1.5, 8.0), Reuse(1.5, 8.0)
+    chance = rng.permutation(np.linspace(0.05, 0.95, 100)).reshape(2, 50)
+    demands = (rng.random((20 * STEPS, 2, 50)) < chance).astype(np.int32)
+    for demand in demands:
+        first.observe(demand, RESIDENT, chance)
+    second.restore(first.state())
+    assert second.uses == first.uses > 1.5
+    for demand in demands:
+        first.observe(demand, RESIDENT, chance)
+        second.observe(demand, RESIDENT, chance)
+    assert second.uses == first.uses
+    second.restore(np.array([np.nan, -1.0, np.inf]))
+    assert second.uses == 1.5

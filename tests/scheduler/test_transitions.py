@@ -121,22 +121,6 @@ def test_it_learns_which_token_comes_next():
     assert rate["logistic"] > replay(LogisticScheduler(), blind, 20).hit_rate_distinct + 0.1
 
 
-def test_a_second_process_knows_the_grammar():
-    demand = grammar(900).demand()
-    first, later, fresh = LogisticScheduler(), LogisticScheduler(), LogisticScheduler()
-    replay(first, demand, 20)
-
-    class Warm(LogisticScheduler):
-        def on(self, event, view):
-            plan = super().on(event, view)
-            if event == Event.START:
-                self.restore(first.state())
-            return plan
-
-    later, part = Warm(), demand.part(slice(0, 100))
-    assert replay(later, part, 20).hit_rate_distinct > replay(fresh, part, 20).hit_rate_distinct + 0.05
-
-
 def test_another_text_soon_outweighs_what_was_kept():
     """A new text of the same grammar gains by the tables, and one of another grammar loses little."""
     first, kept, rates = LogisticScheduler(), LogisticScheduler(), {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -12,24 +13,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spac.config import EngineConfig, SamplingConfig
+from spac.config import SamplingConfig
 from spac.costs import Costs, ExpertCosts
 from spac.engine import Engine
 from spac.papers.moe_spac import MoeSpacScheduler
 from spac.scheduler import Event, Plan, Scheduler, View, whole_layers
 from spac.scheduler.logistic import LogisticScheduler
+from spac.scheduler.whole_layers import _Pool
+from tests.engine.conftest import config
 from tests.scheduler.reference_logistic import Reference
 from tests.scheduler.views import make_view, models
 
 N_LAYER, N_EXPERT, N_USED = 8, 16, 2
 EXPERT = ExpertCosts(
-    cpu_layer_s=0.0,
-    cpu_expert_s=20e-6,
-    cpu_pair_s=2e-6,
-    cpu_pair_only_s=20e-6,
-    device_expert_s=1e-6,
+    cpu_layer_s=0.0, cpu_expert_s=20e-6, cpu_pair_s=2e-6, cpu_pair_only_s=20e-6, device_expert_s=1e-6,
     upload_s=50e-6,
-)
+)  # fmt: skip
 
 
 class MoeSpac(MoeSpacScheduler):
@@ -126,7 +125,7 @@ def test_on_flat_routing_slots_become_whole_layers_and_stay(kind):
     assert all((before <= after).all() for before, after in pairwise(sides[100:]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [LogisticScheduler, MoeSpac])
 @pytest.mark.parametrize(
     ("demand", "known"),
     [
@@ -232,6 +231,16 @@ def test_a_restored_one_has_the_same_layers_whole(model, seed, kind):
                 assert first._whole.whole.tolist() == second._whole.whole.tolist()
 
 
+def test_of_equal_priorities_the_first_experts_are_kept():
+    layers = SimpleNamespace(
+        whole=np.zeros(2), slots_left=[5], _exists=np.ones((2, 4), np.bool_), _n_expert=np.array([4, 4])
+    )
+    likely, used = np.ones((2, 4), np.int64), np.zeros((2, 4), np.bool_)
+    pool = _Pool.of(layers, 0, np.arange(2), likely, np.full((2, 4), 7, np.int32), used)
+    assert pool.kept.ravel().tolist() == [True] * 5 + [False] * 3
+    assert pool.best.ravel().tolist() == [False] * 5 + [True] * 3
+
+
 def test_a_state_that_names_too_many_layers_is_cut_to_the_slots():
     view = make_view([4, 4, 4], [9])
     subject = LogisticScheduler()
@@ -249,11 +258,9 @@ def test_an_engine_waits_for_no_whole_layer_and_sees_its_demand(tiny_model, kind
             return super().on(event, view)
 
     subject = Seen()
-    config = EngineConfig(
-        target=tiny_model("qwen3moe"), device="simulated", slots=0.75, threads=1, ctx=256, scheduler=subject,
-        sampling=SamplingConfig(temp=1.5, seed=3, ignore_eos=True),
-    )  # fmt: skip
-    with patch.multiple(whole_layers, **QUICK), Engine(config) as engine:
+    hot = SamplingConfig(temp=1.5, seed=3, ignore_eos=True)
+    settled = config(tiny_model("qwen3moe"), slots=0.75, scheduler=subject, sampling=hot)
+    with patch.multiple(whole_layers, **QUICK), Engine(settled) as engine:
         engine.events.driver._costs = costs(1e-2, device_expert_s=0.0, upload_s=1e-6)
         ends = []
 

@@ -34,5 +34,4 @@ def other(tiny_model: TinyModel) -> Path:
 
 @pytest.fixture
 def moe(tiny_model: TinyModel) -> Path:
-    """Return a small model with experts."""
     return tiny_model("qwen3moe")

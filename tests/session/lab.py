@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import os
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -97,13 +101,21 @@ class Lab:
         return np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (n_vocab,)).copy()
 
 
+def asked(program: str, given: Any, library: Path) -> Any:
+    """Return what a Python program with this library prints. It reads `given`, and both are JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(given), capture_output=True, text=True, timeout=100,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": ""}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
 def prompt(n: int, seed: int = 0) -> Tokens:
-    """Return `n` random ordinary tokens of the tests' tokenizer."""
     return np.random.default_rng(seed).integers(0, 256, n).astype(np.int32)
 
 
 def generate(engine: Engine, tokens: Tokens, n: int, **options: Any) -> list[int]:
-    """Return `n` tokens that follow a prompt."""
     generation = engine.generate(tokens, n, **options)
     list(generation)
     return generation.tokens

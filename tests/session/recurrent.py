@@ -56,12 +56,11 @@ def write_mamba(path: Path) -> Path:
     for i in range(N_LAYER):
         block = f"blk.{i}"
         model.norm(f"{block}.attn_norm.weight", N_EMBD)
-        model.matrix(f"{block}.ssm_in.weight", 2 * N_INNER, N_EMBD)
-        model.matrix(f"{block}.ssm_conv1d.weight", N_INNER, N_CONV)
-        model.matrix(f"{block}.ssm_conv1d.bias", N_INNER)
-        model.matrix(f"{block}.ssm_x.weight", N_DT + 2 * N_STATE, N_INNER)
-        model.matrix(f"{block}.ssm_dt.weight", N_INNER, N_DT)
-        model.matrix(f"{block}.ssm_dt.bias", N_INNER)
+        for name, shape in {
+            "in.weight": (2 * N_INNER, N_EMBD), "conv1d.weight": (N_INNER, N_CONV), "conv1d.bias": (N_INNER,),
+            "x.weight": (N_DT + 2 * N_STATE, N_INNER), "dt.weight": (N_INNER, N_DT), "dt.bias": (N_INNER,),
+        }.items():  # fmt: skip
+            model.matrix(f"{block}.ssm_{name}", *shape)
         decay = -np.exp(model.rng.normal(0, 0.3, (N_INNER, N_STATE)))
         model.writer.add_tensor(f"{block}.ssm_a", decay.astype(np.float32))
         model.matrix(f"{block}.ssm_d", N_INNER)
@@ -82,16 +81,18 @@ def write_lfm2(path: Path) -> Path:
         block = f"blk.{i}"
         model.norm(f"{block}.attn_norm.weight", N_EMBD)
         model.norm(f"{block}.ffn_norm.weight", N_EMBD)
-        model.matrix(f"{block}.ffn_gate.weight", N_FF, N_EMBD)
-        model.matrix(f"{block}.ffn_up.weight", N_FF, N_EMBD)
-        model.matrix(f"{block}.ffn_down.weight", N_EMBD, N_FF)
+        for name, shape in {"gate": (N_FF, N_EMBD), "up": (N_FF, N_EMBD), "down": (N_EMBD, N_FF)}.items():
+            model.matrix(f"{block}.ffn_{name}.weight", *shape)
     model.matrix("blk.0.shortconv.conv.weight", N_EMBD, L_CACHE)
     model.matrix("blk.0.shortconv.in_proj.weight", 3 * N_EMBD, N_EMBD)
     model.matrix("blk.0.shortconv.out_proj.weight", N_EMBD, N_EMBD)
     model.norm("blk.1.attn_q_norm.weight", head_dim)
     model.norm("blk.1.attn_k_norm.weight", head_dim)
-    model.matrix("blk.1.attn_q.weight", N_EMBD, N_EMBD)
-    model.matrix("blk.1.attn_k.weight", N_HEAD_KV * head_dim, N_EMBD)
-    model.matrix("blk.1.attn_v.weight", N_HEAD_KV * head_dim, N_EMBD)
-    model.matrix("blk.1.attn_output.weight", N_EMBD, N_EMBD)
+    for name, rows in {
+        "q": N_EMBD,
+        "k": N_HEAD_KV * head_dim,
+        "v": N_HEAD_KV * head_dim,
+        "output": N_EMBD,
+    }.items():
+        model.matrix(f"blk.1.attn_{name}.weight", rows, N_EMBD)
     return model.write()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 from spac import _core, demo
 from spac.errors import InputError
-from tests.session.lab import Lab
+from tests.session.lab import Lab, asked
 
 REFERENCE = """
 import json, sys
@@ -48,7 +44,6 @@ REPEATED = ["", "", "", "*", "+", "?", "{2}", "{1,3}", "{2,}", "{0,0}"]
 
 
 def expression(choose: random.Random, depth: int = 3) -> str:
-    """Return a random part of a rule without a fault."""
     parts = []
     for _ in range(choose.randint(1, 3)):
         grouped = depth and choose.random() < 0.4
@@ -81,15 +76,8 @@ def refusal(model: int, text: str) -> str:
 def test_the_check_agrees_with_the_parser(lab: Lab, reference_lib: Path) -> None:
     model = lab.model(demo.TARGET)
     said = {text: refusal(model, text) for text in grammars(4_000)}
-    asked = [text for text, fault in said.items() if not any(own in fault for own in OURS)]
-    done = subprocess.run(
-        [sys.executable, "-c", REFERENCE], input=json.dumps({"model": str(demo.TARGET), "texts": asked}),
-        capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(reference_lib), "PYTHONPATH": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    accepted = json.loads(done.stdout)
-    assert {
-        text: said[text] for text, good in zip(asked, accepted, strict=True) if good == bool(said[text])
-    } == {}
-    assert 500 < sum(accepted) < len(asked) - 500
+    texts = [text for text, fault in said.items() if not any(own in fault for own in OURS)]
+    accepted = asked(REFERENCE, {"model": str(demo.TARGET), "texts": texts}, reference_lib)
+    differ = [text for text, good in zip(texts, accepted, strict=True) if good == bool(said[text])]
+    assert {text: said[text] for text in differ} == {}
+    assert 500 < sum(accepted) < len(texts) - 500

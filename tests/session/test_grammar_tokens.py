@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 from spac import _library, demo
+from tests.session.lab import asked
 
 PROGRAM = """
 import json, math, random, sys
@@ -63,18 +60,10 @@ def grammars(n: int) -> list[str]:
 
 def allowed(library: Path) -> list[list[int]]:
     """Return the tokens that the grammars allow at each place, with this library."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps({"model": str(demo.TARGET), "texts": grammars(150)}),
-        capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    results: list[list[int]] = json.loads(done.stdout)
-    return results
+    return asked(PROGRAM, {"model": str(demo.TARGET), "texts": grammars(100)}, library)  # type: ignore[no-any-return]
 
 
 def test_allowed_tokens(reference_lib: Path) -> None:
     ours, theirs = allowed(_library.library_path().parent), allowed(reference_lib)
     assert ours == theirs
-    assert sum(map(bool, ours)) > 300
+    assert sum(map(bool, ours)) > 200

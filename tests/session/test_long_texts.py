@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from spac import _library, demo
-from tests.cli.conftest import environment
+from tests.session.lab import asked
 
 PRE_TOKENIZERS = ("gpt-4o", "deepseek-v3", "bloom", "exaone-moe", "llama-bpe")
 LETTERS = 60_000
@@ -32,16 +29,12 @@ print(json.dumps(results))
 """
 
 
-def tokenized(library: Path, texts: list[str]) -> dict[str, list[list[object]]]:
+def tokenized(
+    library: Path, texts: list[str], pre: Sequence[str] = PRE_TOKENIZERS
+) -> dict[str, list[list[object]]]:
     """Return the number and the hash of the tokens of each text, by pre-tokenizer, with this library."""
-    given = {"model": str(demo.TARGET), "pre": PRE_TOKENIZERS, "texts": texts}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=json.dumps(given), capture_output=True, text=True, timeout=100,
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": ""}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    results: dict[str, list[list[object]]] = json.loads(done.stdout)
-    return results
+    given = {"model": str(demo.TARGET), "pre": pre, "texts": texts}
+    return asked(PROGRAM, given, library)  # type: ignore[no-any-return]
 
 
 OURS = _library.library_path().parent
@@ -61,45 +54,9 @@ def test_the_tokens_are_those_of_the_unpatched_library(reference_lib: Path) -> N
     prose = "".join(f"The {i}th line, of words and (signs): it's café {i * 7919}.\n" for i in range(12_000))
     texts = [
         *(unit * n for unit in UNITS for n in (1, 7, 700, 5_000)),
-        prose[:1_900],
-        prose[:2_100],
-        prose,
-        "x" * 30 + "\n" + " \n\t\n" * 700 + prose[:3_000],
-    ]
-    assert max(map(len, texts)) > 600_000
+        prose[:1_900], prose[:2_100], "x" * 30 + "\n" + " \n\t\n" * 700 + prose[:3_000],
+    ]  # fmt: skip
     assert tokenized(OURS, texts) == tokenized(reference_lib, texts)
-
-
-ENGINE = """
-from spac import demo
-from tests.cli.conftest import environment
-from spac.config import EngineConfig
-from spac.engine import Engine
-from spac.errors import InputError
-
-config = EngineConfig(
-    target=demo.TARGET, draft=demo.DRAFT, threads=1, ctx=256, state="off",
-    override_kv={"tokenizer.ggml.pre": "gpt-4o"},
-)
-with Engine(config) as engine:
-    print(len(engine.tokenize("a" * 60_000)))
-    try:
-        print(len("".join(engine.generate("a" * 60_000, 2))))
-    except InputError as error:
-        print(error)
-"""
-
-
-def test_an_engine() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENGINE],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    n, refusal = done.stdout.splitlines()
-    assert int(n) > 1_000
-    assert "context" in refusal
+    assert len(prose) > 600_000
+    few = PRE_TOKENIZERS[:2]
+    assert tokenized(OURS, [prose], few) == tokenized(reference_lib, [prose], few)

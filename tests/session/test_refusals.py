@@ -1,20 +1,16 @@
 """Invalid combinations are refused with one line, before llama.cpp could abort on them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from spac import _core
 from spac.errors import InputError
-from tests.session.lab import Lab
 from tests.session.recurrent import write_mamba
 
 if TYPE_CHECKING:
-    from tests.conftest import TinyModel
+    pass
 
 
 @pytest.mark.parametrize(
@@ -33,7 +29,7 @@ if TYPE_CHECKING:
         ({"draft_max": 3}, "unknown sampling parameter 'draft_max', known are chat, dry_"),
     ],
 )
-def test_sampling(lab: Lab, target: Path, params: dict[str, Any], message: str) -> None:
+def test_sampling(lab, target, params, message):
     with pytest.raises(InputError, match=message) as caught:
         lab.engine(target).loop.generate(np.zeros(1, np.int32), **params)
     assert "\n" not in str(caught.value)
@@ -43,51 +39,37 @@ def test_sampling(lab: Lab, target: Path, params: dict[str, Any], message: str) 
     ("draft", "options", "message"),
     [
         ("qwen3", {"context_params": {"n_outputs_max": 1}}, "target context has room for 1 rows of .* 9 are"),
-        (
-            "qwen3",
-            {"draft_type": "draft-eagle3"},
-            "draft-eagle3: the draft model names no layers",
-        ),
-        (
-            "qwen3",
-            {"draft_type": "draft-dflash"},
-            "draft-dflash: the draft model names no layers",
-        ),
-        (
-            "qwen3",
-            {"draft_type": "draft-dspark"},
-            "draft-dspark: the draft model names no layers",
-        ),
+        ("qwen3", {"draft_type": "draft-eagle3"}, "draft-eagle3: the draft model names no layers"),
+        ("qwen3", {"draft_type": "draft-dflash"}, "draft-dflash: the draft model names no layers"),
+        ("qwen3", {"draft_type": "draft-dspark"}, "draft-dspark: the draft model names no layers"),
         ("qwen3", {"draft_type": "draft-mtp"}, "no layers for draft-mtp"),
         ("nomic-bert-moe", {}, "the draft model keeps no memory"),
     ],
 )
-def test_drafts(
-    lab: Lab, target: Path, tiny_model: TinyModel, draft: str, options: dict[str, Any], message: str
-) -> None:
+def test_drafts(lab, target, tiny_model, draft, options, message):
     with pytest.raises(InputError, match=message) as caught:
         lab.engine(target, draft=tiny_model(draft), draft_length=8, device="cpu", **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_draft_whose_memory_is_a_state(lab: Lab, target: Path, tmp_path: Path) -> None:
+def test_a_draft_whose_memory_is_a_state(lab, target, tmp_path):
     with pytest.raises(InputError, match="the draft model's memory is recurrent"):
         lab.engine(target, draft=write_mamba(tmp_path / "mamba.gguf"), device="cpu")
 
 
 @pytest.mark.parametrize("family", ["llada-moe", "nomic-bert-moe"])
-def test_targets_without_a_memory(lab: Lab, tiny_model: TinyModel, family: str) -> None:
+def test_targets_without_a_memory(lab, tiny_model, family):
     with pytest.raises(InputError, match="the target keeps no memory of a sequence"):
         lab.engine(tiny_model(family), device="cpu")
 
 
 @pytest.mark.parametrize("tokens", [np.zeros((2, 2), np.int32), [2**40]])
-def test_tokens(lab: Lab, target: Path, tokens: Any) -> None:
+def test_tokens(lab, target, tokens):
     with pytest.raises(InputError):
         _core.decode(lab.context(target), tokens, 0, True)
 
 
-def test_events(lab: Lab, target: Path) -> None:
+def test_events(lab, target):
     loop = lab.engine(target).loop
     with pytest.raises(InputError, match="unknown event 'verify', known are draft_end, "):
         loop.on("verify", print)
@@ -98,7 +80,7 @@ def test_events(lab: Lab, target: Path) -> None:
         loop.on("verify_end", None)
 
 
-def test_vocabularies(lab: Lab, target: Path, tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_vocabularies(lab, target, tiny_model, tmp_path):
     model = lab.model(target)
     with pytest.raises(InputError, match="null pointer"):
         _core.vocab_mismatch(0, 0)

@@ -15,7 +15,6 @@ STUB = ast.parse((Path(spac.__file__).parent / "_core.pyi").read_text(encoding="
 
 
 def names(body: list[ast.stmt]) -> set[str]:
-    """Return the names that the statements define, without private ones."""
     found: set[str] = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -43,7 +42,6 @@ def test_members(node: ast.ClassDef) -> None:
 
 
 def test_parameters() -> None:
-    """A loop takes exactly the keywords of the stub."""
     with pytest.raises(InputError) as caught:
         _core.ServerLoop("", "", 0, trace=_core.Trace(), no_such_parameter=1)
     known = str(caught.value).split("known are ")[1].split(", ")

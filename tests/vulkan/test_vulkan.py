@@ -71,10 +71,7 @@ def split(device: str, environment: dict[str, str], tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def plain(
-    device: str,
-    environment: dict[str, str],
-    reference_lib: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    device: str, environment: dict[str, str], reference_lib: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Result]:
     """The bundled target on the unpatched library: on the CPU, and wholly on the Vulkan device."""
     jobs = {"CPU": Job((CASE,)), device: Job((CASE,), device=device)}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
-
-Edit = Callable[[dict[str, object]], None]
 
 
 def patched(source: Path, target: Path, offset: int, data: bytes) -> Path:
@@ -22,15 +19,10 @@ def patched(source: Path, target: Path, offset: int, data: bytes) -> Path:
 
 
 def rewritten(
-    source: Path,
-    target: Path,
-    metadata: dict[str, object] | None = None,
-    *,
-    drop: str = "",
-    rename: dict[str, str] | None = None,
+    source: Path, target: Path, metadata: dict[str, object] | None = None, *, drop: str = ""
 ) -> Path:
-    """Write a copy and return its path. Metadata is replaced or added (None: removed), tensors are dropped by
-    pattern, and tensors are renamed. Keys may leave out the architecture's prefix: ".expert_count"."""
+    """Write a copy and return its path. Metadata is replaced or added (None: removed), and tensors dropped by
+    pattern. Keys may leave out the prefix of the architecture: ".expert_count"."""
     reader = GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     changes = {architecture + k if k.startswith(".") else k: v for k, v in (metadata or {}).items()}
@@ -44,30 +36,27 @@ def rewritten(
         _add(writer, key, value)
     for tensor in reader.tensors:
         if not drop or not re.search(drop, tensor.name):
-            name = (rename or {}).get(tensor.name, tensor.name)
-            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    _close(writer)
+    return target
+
+
+def _close(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return target
 
 
 def _add(writer: GGUFWriter, key: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
+    if isinstance(value, int):
         writer.add_key_value(key, value, GGUFValueType.INT32 if value < 0 else GGUFValueType.UINT32)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
     elif isinstance(value, list):
         writer.add_array(key, value)
-    else:
-        raise TypeError(f"{key}: {value!r}")
+    elif value is not None:
+        writer.add_key_value(
+            key, value, {float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}[type(value)]
+        )
 
 
 def split(source: Path, folder: Path, stem: str, n_parts: int = 3) -> list[Path]:
@@ -86,10 +75,7 @@ def split(source: Path, folder: Path, stem: str, n_parts: int = 3) -> list[Path]
         writer.add_int32("split.tensors.count", len(reader.tensors))
         for tensor in reader.tensors[i::n_parts]:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _close(writer)
     return paths
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -37,9 +36,7 @@ def test_a_good_file_describes_itself(good: Path) -> None:
     info = check_model(good)
     assert (info.architecture, info.n_layer, info.n_expert, info.n_expert_used) == ("qwen3moe", 2, 5, 2)
     assert (info.n_ctx_train, info.n_embd, info.n_vocab) == (4096, 64, 272)
-    assert info.expert_bytes == 2 * 5 * 3 * 64 * 96 * 4
-    assert info.n_expert_layers == 2
-    assert info.is_moe
+    assert (info.n_expert_layers, info.expert_bytes) == (2, 2 * 5 * 3 * 64 * 96 * 4)
     assert info.file_size == good.stat().st_size
 
 
@@ -57,14 +54,17 @@ def test_no_such_file(tmp_path: Path, good: Path) -> None:
     assert "that folder has" in fault(good.with_name("no.gguf"))
 
 
-def test_a_folder(tmp_path: Path, good: Path) -> None:
+def test_no_regular_file(tmp_path: Path, good: Path) -> None:
     assert fault(tmp_path) == "this is a folder; name a file in it: it has no .gguf file"
-    assert good.name in fault(good.parent) or "name a file in it" in fault(good.parent)
-
-
-def test_not_a_regular_file(tmp_path: Path) -> None:
+    assert "name a file in it" in fault(good.parent)
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in fault(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\udc80", "/dev/null", "", "a\nb"])
+def test_paths_that_no_file_has(path: str) -> None:
+    with pytest.raises(InputError, match=r"^[^\n]+: [^\n]+; [^\n]+$"):
+        check_model(path)
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, good: Path) -> None:
@@ -74,17 +74,6 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, good: Path) -> None:
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
     assert "cannot be read" in fault(path)
-
-
-@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\udc80", "/dev/null", ""])
-def test_paths_that_no_file_has(path: str) -> None:
-    with pytest.raises(InputError, match=r"^[^\n]+: [^\n]+; [^\n]+$"):
-        check_model(path)
-
-
-def test_a_path_with_a_newline_stays_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a\?b: there is no such file"):
-        check_model(tmp_path / "a\nb")
 
 
 CONTENTS: dict[str, tuple[bytes, str]] = {
@@ -114,31 +103,25 @@ CONTENTS: dict[str, tuple[bytes, str]] = {
     "endless strings": (raw(entry("a", 9, struct.pack("<IQ", 8, 1 << 62))), "strings, more than"),
     "many strings": (raw(entry("a", 9, struct.pack("<IQ", 8, 1 << 20))), "past the end"),
     "string that runs out": (raw(entry("a", 9, struct.pack("<IQQ", 8, 1, 1 << 63))), "past the end"),
-    "token twice": (
-        raw(entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("a") * 2)),
-        "are the same",
-    ),
+    "token twice": (raw(entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("a") * 2)),
+                    "are the same"),
     "array of arrays": (raw(entry("a", 9, struct.pack("<IQ", 9, 1)) + bytes(99)), "array of arrays"),
     "alignment 3": (raw(entry("general.alignment", 4, struct.pack("<I", 3))), "power of two"),
     "alignment by name": (raw(entry("general.alignment", 8, text("32"))), "power of two"),
-    "five dimensions": (raw(tensor_entry("t", (1,) * 5, 0, 0), n_tensors=1, n_entries=0), "5 dimensions"),
-    "no dimensions": (raw(tensor_entry("t", (), 0, 0), n_tensors=1, n_entries=0), "0 dimensions"),
-    "a zero dimension": (raw(tensor_entry("t", (4, 0), 0, 0), n_tensors=1, n_entries=0), "a dimension of 0"),
-    "too many elements": (
-        raw(tensor_entry("t", (1 << 40,) * 2, 0, 0), n_tensors=1, n_entries=0),
-        "impossibly large",
-    ),
-    "removed type": (
-        raw(tensor_entry("t", (32,), 4, 0), n_tensors=1, n_entries=0),
-        "unknown or removed type 4",
-    ),
-    "rows and blocks": (
-        raw(tensor_entry("t", (33,), 2, 0), n_tensors=1, n_entries=0),
-        "not a multiple of Q4_0's 32",
-    ),
-    "long name": (raw(tensor_entry("t" * 64, (32,), 0, 0), n_tensors=1, n_entries=0), "more than 63 bytes"),
-    "tensor twice": (raw(*[tensor_entry("t", (8,), 0, 0)] * 2, n_tensors=2, n_entries=0), "two tensors 't'"),
-}
+    **{
+        said: (raw(*entries, n_tensors=len(entries), n_entries=0), said)
+        for said, *entries in (
+            ("5 dimensions", tensor_entry("t", (1,) * 5, 0, 0)),
+            ("0 dimensions", tensor_entry("t", (), 0, 0)),
+            ("a dimension of 0", tensor_entry("t", (4, 0), 0, 0)),
+            ("impossibly large", tensor_entry("t", (1 << 40,) * 2, 0, 0)),
+            ("unknown or removed type 4", tensor_entry("t", (32,), 4, 0)),
+            ("not a multiple of Q4_0's 32", tensor_entry("t", (33,), 2, 0)),
+            ("more than 63 bytes", tensor_entry("t" * 64, (32,), 0, 0)),
+            ("two tensors 't'", *[tensor_entry("t", (8,), 0, 0)] * 2),
+        )
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONTENTS)
@@ -146,26 +129,18 @@ def test_contents_that_are_no_model(name: str, tmp_path: Path) -> None:
     content, expected = CONTENTS[name]
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
-    started = time.perf_counter()
     assert expected in fault(path)
-    assert time.perf_counter() - started < 2
 
 
 # Incomplete models
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.99])
 def test_a_cut_off_file(share: float, good: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     path.write_bytes(good.read_bytes()[: int(good.stat().st_size * share)])
     assert re.search("ends within|cut off|runs past|past the end", fault(path))
-
-
-def test_one_byte_is_missing(good: Path, tmp_path: Path) -> None:
-    content = good.read_bytes()
-    path = tmp_path / "cut.gguf"
-    end = content.rstrip(b"\0")  # padding at the end may be missing
-    path.write_bytes(end[:-1])
+    path.write_bytes(good.read_bytes().rstrip(b"\0")[:-1])  # padding at the end may be missing
     assert "are missing; download it again" in fault(path)
 
 
@@ -214,71 +189,47 @@ def test_other_kinds_of_file(good: Path, tmp_path: Path) -> None:
 
 # Models that would make the library abort
 
-METADATA: dict[str, tuple[dict[str, object], str]] = {
-    "no layers": ({".block_count": 0}, "block_count is 0"),
-    "too many layers": ({".block_count": 513}, "block_count is 513"),
-    "negative layers": ({".block_count": -1}, "block_count is -1"),
-    "layers as text": ({".block_count": "two"}, "not a whole number"),
-    "no context": ({".context_length": 0}, "context_length is 0"),
-    "too many experts": ({".expert_count": 1025}, "expert_count is 1025"),
-    "more used than there are": ({".expert_used_count": 6}, "expert_used_count is 6"),
-    "none used": ({".expert_used_count": 0}, "expert_used_count is 0"),
-    "experts of another model": ({".expert_count": 4}, "has 5 experts, and expert_count is 4"),
-    "experts that nobody declared": (
-        {".expert_count": None, ".expert_used_count": None},
-        "has 5 experts, and expert_count is 0",
-    ),
-    "as many groups as experts": ({".expert_group_count": 5}, "expert_group_count is 5"),
-    "groups that do not divide": (
-        {".expert_group_count": 2, ".expert_group_used_count": 1},
-        "do not fit 2 groups",
-    ),
-    "only MTP layers": ({".nextn_predict_layers": 2}, "nextn_predict_layers is 2"),
-    "negative epsilon": ({".attention.layer_norm_rms_epsilon": -1.0}, "not a small positive number"),
-    "epsilon not a number": (
-        {".attention.layer_norm_rms_epsilon": float("nan")},
-        "not a small positive number",
-    ),
-    "unknown scaling": ({".rope.scaling.type": "cubic"}, "rope.scaling.type is 'cubic'"),
-    "unknown gating": ({".expert_gating_func": 9}, "expert_gating_func is 9"),
-    "rope wider than a head": ({".rope.dimension_count": 64}, "rope.dimension_count is 64"),
-    "odd rope": ({".rope.dimension_count": 31}, "rope.dimension_count is 31"),
-}
+METADATA: dict[str, tuple[str, dict[str, object], str]] = {
+    **{
+        name: ("qwen3moe", changes, said)
+        for name, changes, said in (
+            ("no layers", {".block_count": 0}, "block_count is 0"),
+            ("too many layers", {".block_count": 513}, "block_count is 513"),
+            ("negative layers", {".block_count": -1}, "block_count is -1"),
+            ("layers as text", {".block_count": "two"}, "not a whole number"),
+            ("no context", {".context_length": 0}, "context_length is 0"),
+            ("too many experts", {".expert_count": 1025}, "expert_count is 1025"),
+            ("more used than there are", {".expert_used_count": 6}, "expert_used_count is 6"),
+            ("none used", {".expert_used_count": 0}, "expert_used_count is 0"),
+            ("experts of another model", {".expert_count": 4}, "has 5 experts, and expert_count is 4"),
+            ("experts that nobody declared", {".expert_count": None, ".expert_used_count": None},
+             "has 5 experts, and expert_count is 0"),
+            ("as many groups as experts", {".expert_group_count": 5}, "expert_group_count is 5"),
+            ("groups that do not divide", {".expert_group_count": 2, ".expert_group_used_count": 1},
+             "do not fit 2 groups"),
+            ("only MTP layers", {".nextn_predict_layers": 3}, "nextn_predict_layers is 3"),
+            ("negative epsilon", {".attention.layer_norm_rms_epsilon": -1.0}, "not a small positive number"),
+            ("no epsilon", {".attention.layer_norm_rms_epsilon": float("nan")}, "a small positive number"),
+            ("unknown scaling", {".rope.scaling.type": "cubic"}, "rope.scaling.type is 'cubic'"),
+            ("unknown gating", {".expert_gating_func": 9}, "expert_gating_func is 9"),
+            ("rope wider than a head", {".rope.dimension_count": 64}, "rope.dimension_count is 64"),
+            ("odd rope", {".rope.dimension_count": 31}, "rope.dimension_count is 31"),
+            ("no size", {".attention.value_length": 0}, "4 and 2 heads of 32 and 0"),
+        )
+    },
+    "keys": ("gpt-oss", {".attention.key_length": 64}, "'blk.0.attn_q.weight' are not 4 heads of 64"),
+    "values": ("gpt-oss", {".attention.value_length": None}, "attn_v.weight' does not have the 32 rows"),
+    "heads": ("qwen2moe", {".attention.head_count_kv": 4}, "attn_k.weight' does not have the 128 rows"),
+    "queries": ("qwen2moe", {".attention.head_count": 3}, "attn_q.weight' are not 3 heads of 32"),
+    "latent rope": ("deepseek2", {".attention.key_length_mla": 16}, "leaves nothing beside"),
+    "latent keys": ("deepseek2", {".attention.key_length": 64}, "1 heads of 64 do not fit kv_lora_rank 32"),
+    "latent heads": ("deepseek2", {".attention.head_count_kv": 2}, "2 heads of 48 do not fit"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METADATA)
-def test_metadata_that_the_library_asserts(name: str, good: Path, tmp_path: Path) -> None:
-    changes, expected = METADATA[name]
-    assert expected in fault(rewritten(good, tmp_path / "bad.gguf", changes))
-
-
-HEADS: dict[str, tuple[str, dict[str, object], str]] = {
-    "keys": ("gpt-oss", {".attention.key_length": 64}, "'blk.0.attn_q.weight' are not 4 heads of 64"),
-    "values": (
-        "gpt-oss",
-        {".attention.value_length": None},
-        "'blk.0.attn_v.weight' does not have the 32 rows",
-    ),
-    "heads": (
-        "qwen2moe",
-        {".attention.head_count_kv": 4},
-        "'blk.0.attn_k.weight' does not have the 128 rows",
-    ),
-    "no size": ("qwen3moe", {".attention.value_length": 0}, "4 and 2 heads of 32 and 0"),
-    "queries": ("qwen2moe", {".attention.head_count": 3}, "attn_q.weight' are not 3 heads of 32"),
-    "latent rope": ("deepseek2", {".attention.key_length_mla": 16}, "leaves nothing beside"),
-    "latent keys": (
-        "deepseek2",
-        {".attention.key_length": 64},
-        "1 heads of 64 do not fit kv_lora_rank 32",
-    ),
-    "latent heads": ("deepseek2", {".attention.head_count_kv": 2}, "2 heads of 48 do not fit"),
-}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_heads_that_do_not_fit_the_tensors(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
-    family, changes, expected = HEADS[name]
+def test_metadata_that_the_library_asserts(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    family, changes, expected = METADATA[name]
     assert expected in fault(rewritten(tiny_model(family), tmp_path / "bad.gguf", changes))
 
 
@@ -316,17 +267,20 @@ def test_a_projector_whose_sizes_do_not_fit(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ["F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"])
-@pytest.mark.parametrize("tensor", ["blk.1.ffn_gate_inp", "blk.0.ffn_up_exps", "token_embd", "output"])
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [("blk.1.ffn_gate_inp", "F64"), ("blk.0.ffn_up_exps", "Q8_1"), ("token_embd", "I8"), ("output", "Q8_K")],
+)
 def test_weights_without_a_kernel(kind: str, tensor: str, tiny_model: TinyModel) -> None:
     path = tiny_model("qwen3moe", Shape(n_layer=2, n_embd=256, types={tensor: kind}))
     assert f"tensor '{tensor}.weight' has the type {kind}, which llama.cpp cannot compute with" in fault(path)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 @pytest.mark.parametrize(
-    "tensor", ["blk.1.attn_norm.weight", "output_norm.weight", "blk.0.attn_q.bias", "blk.0.ffn_up_exps.bias"]
-)
+    ("tensor", "kind"),
+    [("blk.1.attn_norm.weight", "F16"), ("output_norm.weight", "Q8_0"), ("blk.0.attn_q.bias", "BF16"),
+     ("blk.0.ffn_up_exps.bias", "F16")],
+)  # fmt: skip
 def test_norms_and_biases_are_f32(kind: str, tensor: str, tiny_model: TinyModel) -> None:
     path = tiny_model("gpt-oss", Shape(n_layer=2, types={tensor: kind}))
     assert f"tensor {tensor!r} has the type {kind}, and norms and biases must be F32" in fault(path)
@@ -339,30 +293,6 @@ def test_data_at_another_place(good: Path, tmp_path: Path) -> None:
         assert f"{offset}, not at" in fault(
             patched(good, tmp_path / "bad.gguf", at, struct.pack("<Q", offset))
         )
-
-
-# Speed
-
-
-def test_a_large_vocabulary_is_not_read(tmp_path: Path) -> None:
-    """A header with 152,000 tokens and merges, as Qwen has them, is checked in well under a second. The gguf
-    package's reader takes ten."""
-    path = tmp_path / "large.gguf"
-    n = 151_936
-    tokens = b"".join(text(f"token {i}") for i in range(n))
-    kinds = struct.pack("<I", 1) * n
-    path.write_bytes(
-        raw(
-            entry("general.architecture", 8, text("qwen3moe")),
-            entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, n) + tokens),
-            entry("tokenizer.ggml.merges", 9, struct.pack("<IQ", 8, n) + tokens),
-            entry("tokenizer.ggml.token_type", 9, struct.pack("<IQ", 5, n) + kinds),
-            n_tensors=0,
-        )
-    )
-    started = time.perf_counter()
-    assert "has no tensors" in fault(path)
-    assert time.perf_counter() - started < 1
 
 
 def test_constants_are_those_of_the_format() -> None:

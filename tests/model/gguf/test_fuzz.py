@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from spac.errors import InputError
 from spac.model.gguf.check import ModelInfo, check_model
 from spac.model.gguf.header import read_header
-from tests.conftest import TinyModel
 
 FUZZ = settings(
-    max_examples=300,
+    max_examples=100,
     deadline=2000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -28,7 +27,7 @@ EDIT = st.tuples(st.integers(0, 1 << 30), st.one_of(st.binary(min_size=1, max_si
 
 
 @pytest.fixture(scope="module")
-def headers(tiny_model: TinyModel) -> list[tuple[bytes, int]]:
+def headers(tiny_model):
     """Return header and file size of a few models. The check does not need the data."""
     paths = [tiny_model(family, n_layer=2) for family in ("qwen3moe", "deepseek2", "gpt-oss")]
     return [(path.read_bytes()[: read_header(path).data_offset], path.stat().st_size) for path in paths]
@@ -52,9 +51,7 @@ def write(path: Path, header: bytes, size: int) -> Path:
 
 @FUZZ
 @given(which=st.integers(0, 2), edits=st.lists(EDIT, min_size=1, max_size=4))
-def test_changed_bytes(
-    which: int, edits: list[tuple[int, bytes]], headers: list[tuple[bytes, int]], tmp_path: Path
-) -> None:
+def test_changed_bytes(which, edits, headers, tmp_path):
     header, size = headers[which]
     content = bytearray(header)
     for at, data in edits:
@@ -65,7 +62,7 @@ def test_changed_bytes(
 
 @FUZZ
 @given(which=st.integers(0, 2), at=st.integers(0, 1 << 30))
-def test_cut_off_anywhere(which: int, at: int, headers: list[tuple[bytes, int]], tmp_path: Path) -> None:
+def test_cut_off_anywhere(which, at, headers, tmp_path):
     header, _ = headers[which]
     cut = at % len(header)
     assert isinstance(outcome(write(tmp_path / "cut.gguf", header[:cut], cut)), str)
@@ -73,23 +70,13 @@ def test_cut_off_anywhere(which: int, at: int, headers: list[tuple[bytes, int]],
 
 @FUZZ
 @given(which=st.integers(0, 2), at=st.integers(0, 1 << 30), data=st.binary(max_size=64), n=st.integers(0, 64))
-def test_bytes_put_in_or_taken_out(
-    which: int, at: int, data: bytes, n: int, headers: list[tuple[bytes, int]], tmp_path: Path
-) -> None:
+def test_bytes_put_in_or_taken_out(which, at, data, n, headers, tmp_path):
     header, size = headers[which]
     at %= len(header)
     outcome(write(tmp_path / "shifted.gguf", header[:at] + data + header[at + n :], size))
 
 
-@FUZZ
-@given(data=st.binary(max_size=200))
-def test_anything_after_the_magic(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "any.gguf"
-    path.write_bytes(b"GGUF\3\0\0\0" + data)
-    assert isinstance(outcome(path), str)
-
-
-def test_memory_is_bounded_by_the_file(headers: list[tuple[bytes, int]], tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_file(headers, tmp_path):
     """Every 8 bytes in turn become a huge number. No memory is allocated only because a file says so."""
     header, size = headers[0]
     tracemalloc.start()
