@@ -208,11 +208,8 @@ FORM = Parts(
         "whole": "A model whose experts all fit runs without the split, on GPUs with memory of their own.",
         "rehearsal": "The largest graphs run once before experts get slots, so that the device's libraries "
         "have taken their memory. GPUs do this.",
-        "schedule-beside": "The scheduler works on a thread of its own while the next step computes. Without "
-        "a word, steps in turns decide if that is faster.",
-        "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "
-        "the layer will probably leave to them into the processor's caches. Without a word, steps in turns "
-        "decide if that is faster.",
+        "schedule-beside": "The scheduler works on a thread of its own while the next step computes. GPUs do "
+        "this where two cores are left beside the threads that compute.",
         "cpu-kernels": "The CPU takes the faster of llama.cpp's functions and spac's kernels, for each type "
         "of weights. This is measured once per machine. Without it, llama.cpp's functions compute. The "
         "results are the same. All CPUs with kernels do this.",
@@ -221,7 +218,9 @@ FORM = Parts(
         "word, all threads share the best CPUs, as many as there are threads, on machines with two kinds of "
         "cores or several NUMA nodes. Others leave it to the system, because a bound thread waits where "
         "another program runs. The thread that decodes belongs to the application, and is never bound.",
-        # No GPU has shown enough of this one to switch it on.
+        # No GPU has shown enough of these two to switch them on.
+        "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "
+        "the layer will probably leave to them into the processor's caches.",
         "upload-threads": "Threads bring experts that are not pinned to pinned memory: for long prompts "
         "where that is faster than the driver's way, which the first such copy decides, and two threads for "
         "copies beside steps.",

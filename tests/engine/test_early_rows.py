@@ -82,20 +82,6 @@ def test_residents_are_not_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) 
     assert generate(9, target=path, slots="100%")[1]["early_bytes"] == 0
 
 
-def test_an_engine_tries_it_after_the_scheduler(
-    tmp_path: Any, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is tried where no form decides it and the threads have time to spare."""
-    _core.set_simulated_device()
-    monkeypatch.setenv(env.FORM.name, "ahead,schedule-beside")
-    config = EngineConfig(
-        tiny_model("qwen3moe"), device="simulated", threads=1, ctx=512, slots="25%", state="off"
-    )
-    with Engine(config) as engine:
-        assert engine._expert_cache is not None
-        assert engine._expert_cache.early_rows() is None  # the device computes on the CPU's cores
-        monkeypatch.setattr(type(engine.devices[0]), "shares_host_cores", False, raising=False)
-        trial = engine._expert_cache.early_rows()
-    assert trial is not None
-    assert trial.choice is None
-    assert not trial.is_on
+def test_it_is_off_unless_named(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.FORM.name, "ahead")
+    assert generate(9, target=tiny_model("qwen3moe"), slots=0)[1]["early_bytes"] == 0

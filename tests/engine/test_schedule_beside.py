@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from queue import Queue
 from threading import Event as Flag
 from threading import get_ident
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from spac import env
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.workers import StepWorker
+from spac.model import placement
 from spac.scheduler import Event, Plan, Scheduler, View
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
@@ -179,6 +181,22 @@ def test_a_deterministic_engine_waits_for_its_scheduler(target: Any) -> None:
     with Engine(config(target, scheduler=seen, deterministic=True)) as engine:
         "".join(engine.generate("def f(", 6))
     assert len(seen.threads) == 1, "the loop's"
+
+
+@pytest.mark.parametrize(
+    ("form", "threads", "shares", "used"),
+    [("", 6, False, True), ("", 7, False, False), ("", 6, True, False), ("", 6, None, False),
+     ("no-schedule-beside", 6, False, False), ("schedule-beside", 8, True, True)],
+)  # fmt: skip
+def test_a_gpu_with_free_cores_has_it(
+    monkeypatch: pytest.MonkeyPatch, form: str, threads: int, shares: bool | None, used: bool
+) -> None:
+    """It needs two of the 8 cores. `shares` is None for no device."""
+    monkeypatch.setattr(placement, "physical_cores", lambda: 8)
+    monkeypatch.setenv(env.FORM.name, form)
+    device = None if shares is None else object()
+    here = SimpleNamespace(device=device, shares_cores=bool(shares), threads=threads)
+    assert vars(placement.Placement)["schedules_beside"].fget(here) == used
 
 
 @pytest.mark.usefixtures("beside")

@@ -210,6 +210,17 @@ class Placement:
         return default_threads(physical_cores(), gpu=gpu, shares_cores=self.shares_cores)
 
     @property
+    def schedules_beside(self) -> bool:
+        """True if the scheduler works on a thread of its own while the next step computes.
+
+        It needs a core beside those of the threads that compute, and of the one that launches a GPU's work.
+        """
+        wanted = env.FORM.get("schedule-beside")
+        if wanted is None:
+            return self.device is not None and not self.shares_cores and physical_cores() >= self.threads + 2
+        return wanted
+
+    @property
     def prompt_threads(self) -> int:
         """The number of CPU threads for prompts."""
         return self.config.threads_batch or self.threads
