@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
+import shutil
 
 import numpy as np
 import pytest
 
 from spac import env
 from spac.config import EngineConfig, SamplingConfig
+from spac.costs import store
 from spac.engine import Engine
-from spac.engine.run_files import WarmState, kept_path, prepare, trim
+from spac.engine.run_files import WarmState, key_of
 from spac.errors import InputError
 from spac.scheduler import make
 from tests.engine.test_state import STATE
@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
     """Return the folder of kept states, which belongs to the test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(env.STATE.name, "auto")
-    return tmp_path / "spac" / "states"
+    return tmp_path / "spac" / "measured"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def run(engine, n_tokens=6):
 
 
 def kept(folder):
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return sorted(folder.glob("state-*"))
 
 
 def test_the_second_run_begins_where_the_first_one_ended(engine_with, folder):
@@ -81,7 +81,7 @@ def test_each_scheduler_and_device_has_its_own(engine_with, folder):
     with engine_with() as engine:
         assert engine.events.driver.plan.wanted.any()
         target = engine.config.target
-    assert kept_path(target, "CUDA0, a card", "lru", {}) != kept_path(target, "CUDA1, a card", "lru", {})
+    assert key_of(target, "CUDA0, a card", "lru", {}) != key_of(target, "CUDA1, a card", "lru", {})
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_damaged_state_costs_a_note_and_is_replaced(engine_with, folder):
         path.write_bytes(data)
         _, _, notes = run(engine_with())
         (note,) = [note for note in notes if str(path) in note]
-        assert "starts cold, and replaces it" in note
+        assert "ignored, and replaced" in note
         assert "\n" not in note
         assert WarmState.load(path).scheduler == "lru"
 
@@ -114,7 +114,8 @@ def test_a_damaged_state_costs_a_note_and_is_replaced(engine_with, folder):
 def test_a_state_that_does_not_fit_costs_a_note(engine_with, folder):
     run(engine_with())
     (path,) = kept(folder)
-    STATE.save(path)
+    entry = store.read(path)
+    store.write(path, *STATE.content, key=entry.key)
     _, _, notes = run(engine_with())
     assert [note for note in notes if "of another model" in note]
     assert WarmState.load(path).differences(STATE.facts | {"experts": 0, "expert_bytes": 0, "file": 0})
@@ -133,37 +134,12 @@ def test_a_folder_that_cannot_be_written_costs_a_note(engine_with, folder):
 def test_a_folder_that_vanishes_costs_a_note_at_the_end(engine_with, folder):
     engine = engine_with()
     "".join(engine.generate("x", 2))
-    folder.rmdir()
+    shutil.rmtree(folder)
+    folder.write_text("a file")
     engine.close()
     assert [note for note in engine._notes if "not kept for the next run" in note]
 
 
-def test_the_oldest_go_first(tmp_path):
-    for age, name in enumerate(("new", "middle", "old")):
-        (tmp_path / name).write_bytes(bytes(40))
-        os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    trim(tmp_path, 120)
-    assert len(list(tmp_path.iterdir())) == 3
-    trim(tmp_path, 100)
-    assert {path.name for path in tmp_path.iterdir()} == {"new", "middle"}
-    trim(tmp_path, 40)
-    assert {path.name for path in tmp_path.iterdir()} == {"new"}
-
-
-def test_writers_at_the_same_time_leave_a_whole_state(tmp_path):
-    path = tmp_path / "states" / "a.npz"
-    prepare(path)
-
-    def write(_):
-        STATE.save(path)
-        trim(path.parent, 1 << 20)
-        return WarmState.load(path).scheduler
-
-    with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(write, range(40))) == {STATE.scheduler}
-    assert [each.name for each in path.parent.iterdir()] == ["a.npz"]
-
-
 def test_a_target_that_is_gone_is_one_line(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        kept_path(tmp_path / "gone.gguf", "cpu", "lru", {})
+        key_of(tmp_path / "gone.gguf", "cpu", "lru", {})

@@ -16,7 +16,7 @@ from spac import env
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.engine.workers import StepWorker
-from spac.model import placement
+from spac.model import devices
 from spac.scheduler import Event, Plan, Scheduler, View
 
 GREEDY = SamplingConfig(temp=0.0, ignore_eos=True)
@@ -192,11 +192,10 @@ def test_a_gpu_with_free_cores_has_it(
     monkeypatch: pytest.MonkeyPatch, form: str, threads: int, shares: bool | None, used: bool
 ) -> None:
     """It needs two of the 8 cores. `shares` is None for no device."""
-    monkeypatch.setattr(placement, "physical_cores", lambda: 8)
+    monkeypatch.setattr(devices, "physical_cores", lambda: 8)
     monkeypatch.setenv(env.FORM.name, form)
-    device = None if shares is None else object()
-    here = SimpleNamespace(device=device, shares_cores=bool(shares), threads=threads)
-    assert vars(placement.Placement)["schedules_beside"].fget(here) == used
+    there: Any = [] if shares is None else [SimpleNamespace(shares_host_cores=shares)]
+    assert devices.schedules_beside(there, threads) == used
 
 
 @pytest.mark.usefixtures("beside")

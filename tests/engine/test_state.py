@@ -128,7 +128,7 @@ FOREIGN = {
     "about is no JSON": archive(about=np.array("{")),
     "about is a list": archive(about=np.array("[1]")),
     "about is a number": archive(about=np.array(3)),
-    "a bare format": archive(about=np.array('{"spac_state": 1}')),
+    "a bare format": archive(about=np.array('{"spac": 2}')),
 }
 
 
@@ -157,8 +157,8 @@ def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path, kind):
 
 def test_a_later_format_is_refused_by_its_number(tmp_path):
     path = tmp_path / "later.state"
-    path.write_bytes(archive(about=np.array('{"spac_state": 2}')))
-    with pytest.raises(InputError, match="format 2"):
+    path.write_bytes(archive(about=np.array('{"spac": 3, "key": null}')))
+    with pytest.raises(InputError, match="format 3"):
         WarmState.load(path)
 
 

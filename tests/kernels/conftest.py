@@ -1,4 +1,4 @@
-"""The fixture for a separate cache of measured times."""
+"""The fixture for a separate store of measured times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spac.model import kernels
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache folder, in which every measurement is kept."""
+    """Return the store's folder, in which every measurement is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "UNDISTURBED", 0)
-    return tmp_path / "spac" / "kernels"
+    return tmp_path / "spac" / "measured"

@@ -63,7 +63,7 @@ def _findings(found: Costs, engine: Engine) -> Iterator[Finding]:
     assert engine.experts is not None
     sizes = {layer.pool: layer.expert_bytes for layer in engine.experts.layers}
     for pool, expert in enumerate(found.experts):
-        yield Finding(f"expert of {size(sizes[pool])}", "ok", _expert(expert, sizes[pool]))
+        yield Finding(f"expert of {size(sizes[pool])}", "ok", expert_costs(expert, sizes[pool]))
     if found.hand_off_s is not None:
         yield Finding("hand-off", "ok", f"{seconds(found.hand_off_s)} for a layer that the CPU has a part of")
     if engine.config.draft_types:
@@ -74,8 +74,9 @@ def _findings(found: Costs, engine: Engine) -> Iterator[Finding]:
         yield Finding(f"{counted(n, 'token')} verified", "ok", times)
 
 
-def _expert(cost: ExpertCosts, n_bytes: int) -> str:
-    link = f" ({size(n_bytes / cost.upload_s)}/s)" if cost.upload_s else ""
+def expert_costs(cost: ExpertCosts, n_bytes: int = 0) -> str:
+    """Return the costs of an expert in words; with its size in bytes, also the speed of the link."""
+    link = f" ({size(n_bytes / cost.upload_s)}/s)" if n_bytes and cost.upload_s else ""
     return (
         f"CPU {seconds(cost.cpu_expert_s)}, and {seconds(cost.cpu_pair_s)} for each token; "
         f"device {seconds(cost.device_expert_s)}; copy {seconds(cost.upload_s)}{link}"

@@ -67,7 +67,7 @@ class ExpertCache:
         if self._experts is not None:
             self._experts.set_early_rows(self._device is not None and env.FORM.get("early-rows") is True)
             self.costs = CostsInUse(pair, config.longest_draft + 1)
-            notes += [self.costs.note] if self.costs.note else []
+            notes += self.costs.notes
         try:
             self._stream_prompts()
         except BaseException:

@@ -29,6 +29,7 @@ from spac.engine.setting import n_experts, setting_of
 from spac.errors import InputError, one_line
 from spac.governor import Governor
 from spac.model.c_api import Model
+from spac.model.devices import schedules_beside
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
@@ -113,7 +114,8 @@ class Runtime:
         if config.unused_options:
             self._notes.append(config.unused_options)
         self.events.settled = self.experts if config.deterministic else None
-        self.events.beside = self._pair.placement.schedules_beside
+        place = self._pair.placement
+        self.events.beside = schedules_beside(place.devices, place.threads)
         self.events.driver = self._expert_cache.attach(config.scheduler)
 
     def save(self) -> None:
