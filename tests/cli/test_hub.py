@@ -232,7 +232,7 @@ def test_a_speed_from_other_models_runs(quantized, monkeypatch, tmp_path):
     monkeypatch.setattr(expected_speed, "LEAST_MEASURED", 0.01)  # the tiny model's dense part is large
     assert expected_speed.expected_speed(info, "cpu") is None
     threads = default_threads(physical_cores())
-    store.put(kernels.key_of(kind, threads), {"times": {"ggml": [0.125] * 2}})
+    store.put(kernels.keys_of([kind], threads)[kind], {"times": {"ggml": [0.125] * 2}})
     speed = expected_speed.expected_speed(info, "cpu")
     n_bytes = sum(expected_speed.read_bytes(info).values())
     bytes_a_second = threads * 8 * _core.cpu_kernels_trial_bytes(kind)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +82,6 @@ def test_a_file_that_cannot_be_used_costs_a_line_and_is_replaced(folder: Path, c
     assert found(KEY) == VALUE
 
 
-def test_every_truncation_costs_a_line() -> None:
-    store.put(KEY, VALUE, ARRAYS)
-    data = KEY.path.read_bytes()
-    for size in range(1, len(data), 7):
-        notes: list[str] = []
-        KEY.path.write_bytes(data[:size])
-        assert store.get(KEY, notes) is None
-        assert len(notes) == 1
-
-
 def test_a_pipe_in_the_store_holds_nobody_up(folder: Path) -> None:
     folder.mkdir(parents=True)
     os.mkfifo(KEY.path)
@@ -131,13 +120,6 @@ def test_processes_do_not_lose_each_others_entries(folder: Path) -> None:
             {"i": i} for i in range(20)
         ]
     assert len(list(folder.iterdir())) == 60
-
-
-def test_writers_at_the_same_time_leave_a_whole_entry(folder: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        for _ in pool.map(lambda _: store.put(KEY, VALUE, ARRAYS), range(40)):
-            assert found(KEY) == VALUE
-    assert list(folder.iterdir()) == [KEY.path]
 
 
 def test_the_oldest_go_first(folder: Path) -> None:

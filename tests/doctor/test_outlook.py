@@ -47,7 +47,9 @@ def test_a_run_with_a_draft_leaves_what_the_next_one_begins_with(tiny_model: Any
     n_slots = run(target, draft_type="ngram-simple", draft_max=3)
     after = found(target)
     assert "tokens/s without a draft, computed from costs" in after["speed"]
-    assert "measured, for each expert: CPU " in after["unit costs"]
+    assert "measured by earlier runs" in after["unit costs"]
+    assert list(after) == [*LEARNERS[:2], "expert", "draft", "verification", *LEARNERS[2:]]
+    assert after["verification"].count(" for ") == 3, "for 1, 2 and 4 tokens"
     assert "at the end of the last run" in after["draft length"]
     assert f"{n_slots} of " in after["memory"]
     assert "goes on from what earlier runs learned" in after["scheduler"]

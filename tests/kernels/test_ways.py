@@ -72,14 +72,14 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     (file,) = cache.iterdir()
     times = kernels.kept_times([kind], 1)[kind]
     assert chosen[kind][:2] == kernels.fastest(times)[:2]
-    assert kernels.key_of(kind, 1).path == file
+    assert kernels.keys_of([kind], 1)[kind].path == file
     assert kernels.kept_times([kind], 2) == {}  # the kept times are for another number of threads
 
     def unwanted(*_: object) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(_core, "time_cpu_kernels", unwanted)
-    store.put(kernels.key_of(kind, 1), {"times": {"ggml": [1e-6, 3e-6], "256": [2e-6, 2e-6]}})
+    store.put(kernels.keys_of([kind], 1)[kind], {"times": {"ggml": [1e-6, 3e-6], "256": [2e-6, 2e-6]}})
     assert kernels.choose([kind], 1)[kind][:2] == ("ggml", "256")
 
 
@@ -99,7 +99,7 @@ def test_a_measurement_is_kept(kind: str, cache: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_times_that_cannot_be_used_are_left_out(times: object, kind: str) -> None:
-    store.put(kernels.key_of(kind, 1), {"times": times})
+    store.put(kernels.keys_of([kind], 1)[kind], {"times": times})
     assert kernels.kept_times([kind], 1) == {}
     assert kernels.choose([kind], 1)[kind]
     assert list(kernels.kept_times([kind], 1)) == [kind]
@@ -208,7 +208,7 @@ def test_a_disturbed_measurement_is_used_and_not_kept(cache: Path, monkeypatch: 
 def test_a_file_that_cannot_be_used_costs_a_note(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "time_cpu_kernels", Clock())
     cache.mkdir(parents=True)
-    kernels.key_of("a", 1).path.write_text("a note to myself")
+    kernels.keys_of(["a"], 1)["a"].path.write_text("a note to myself")
     notes: list[str] = []
     assert kernels.measured(["a"], 1, notes) == {"a": timed(1)} == kernels.kept_times(["a"], 1)
     assert len(notes) == 1

@@ -8,14 +8,14 @@ from typing import Any
 
 from spac.config import EngineConfig
 from spac.config.values import VramLimit
-from spac.costs import store
-from spac.doctor.measure import expert_costs
+from spac.doctor.measure import cost_findings
 from spac.doctor.trial import Finding
-from spac.stats.words import number, seconds
+from spac.stats.words import number
 
 
 def outlook(target: Path | None, limit: VramLimit | None, mmproj: Path | None) -> Iterator[Finding]:
     """Yield what a run with default options does, if a target is given: a finding for each learner."""
+    from spac.costs import store
     from spac.model.devices import choose_devices, schedules_beside, usual_threads
     from spac.model.expected_speed import SOURCES, expected_speed, kept_costs
     from spac.model.gguf.check import check_model
@@ -39,9 +39,8 @@ def outlook(target: Path | None, limit: VramLimit | None, mmproj: Path | None) -
     elif costs is None or not costs.experts:
         yield Finding("unit costs", "ok", "guessed at first; each of the first 64 steps corrects them")
     else:
-        each = "; ".join(expert_costs(expert) for expert in costs.experts)
-        rest = "" if costs.hand_off_s is None else f"; hand-off {seconds(costs.hand_off_s)}"
-        yield Finding("unit costs", "ok", f"measured, for each expert: {each}{rest}; steps correct them")
+        yield Finding("unit costs", "ok", "measured by earlier runs; every eighth step corrects them")
+        yield from cost_findings(costs, drafts="draft_length" in last)
     found = "without a draft 0; with one, the first steps try several, and all others go on measuring"
     if "draft_length" in last:
         accepted = f"{last['acceptance']:.0%} of first drafted tokens accepted"

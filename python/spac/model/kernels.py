@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from spac import _core, env
@@ -90,22 +91,24 @@ def measured(types: Sequence[str], threads: int, notes: list[str] | None = None)
         found, running = _core.time_cpu_kernels(missing, threads, SECONDS)
         known |= found
         if running >= UNDISTURBED:
-            for kind in found:
+            for kind, key in keys_of(found, threads).items():
                 with suppress(InputError):  # A later run can measure again.
-                    store.put(key_of(kind, threads), {"times": found[kind]})
+                    store.put(key, {"times": found[kind]})
     return {kind: known[kind] for kind in types}
 
 
 def kept_times(types: Iterable[str], threads: int, notes: list[str] | None = None) -> dict[str, Times]:
     """Return the usable times that are kept of this machine, this build and this number of threads."""
-    entries = {kind: store.get(key_of(kind, threads), notes if notes is not None else []) for kind in types}
+    keys, notes = keys_of(types, threads), notes if notes is not None else []
+    entries = {kind: store.get(key, notes) for kind, key in keys.items()}
     times = {kind: _checked(entry.value.get("times")) for kind, entry in entries.items() if entry is not None}
     return {kind: each for kind, each in times.items() if each is not None}
 
 
-def key_of(kind: str, threads: int) -> store.Key:
-    """Return the key of a type's times in the store."""
-    return store.Key.of("kernels", threads=threads, more=kind)
+def keys_of(types: Iterable[str], threads: int) -> dict[str, store.Key]:
+    """Return the key of each type's times in the store."""
+    key = store.Key.of("kernels", threads=threads)
+    return {kind: replace(key, more=kind) for kind in types}
 
 
 def _checked(times: Any) -> Times | None:
