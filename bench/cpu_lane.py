@@ -2,7 +2,7 @@
 
 It measures one token at a time (32 in a row), batches of four tokens, and a prompt of 256 tokens, each from
 an empty context, with random tokens and the logits of the last one, as llama-bench does. The systems are
-spac (also with pages of 2 MB), the unpatched library (weights repacked as it likes, and plain), and other
+spac, the unpatched library (weights repacked as it likes, and plain), and other
 engines' llama-bench programs with their options. They run in turns, each in a process of its own, and the
 file is read before each. The table has medians in tokens per second and ranges, and spac's speed over each
 other's, as the median of the rounds' ratios. --out writes the page, and its figures as JSON.
@@ -26,14 +26,14 @@ from tools.compare.driver import reference_library
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"tg": "1 token", "pp4": "4 tokens", "pp256": "prompt of 256"}
-OURS = ("spac", "spac, huge pages")
-OWN = (*OURS, "llama.cpp, repacked", "llama.cpp, plain")
+OURS = "spac"
+OWN = (OURS, "llama.cpp, repacked", "llama.cpp, plain")
 
 
 def own(system: str, model: str, n_threads: int) -> dict[str, float]:
     """Return the figures of a process of its own."""
     env = dict(os.environ)
-    if system not in OURS:
+    if system != OURS:
         folder = reference_library()
         if folder is None:
             raise InputError("set SPAC_REFERENCE_LIB to the folder of the unpatched library")
@@ -75,13 +75,12 @@ def page(found: dict[str, list[dict[str, float]]]) -> str:
         speeds = {kind: [run[kind] for run in runs] for kind in KINDS}
         cells = [f"{statistics.median(s):.1f} ({min(s):.1f} to {max(s):.1f})" for s in speeds.values()]
         lines.append(f"| {system} | " + " | ".join(cells) + " |")
-    for ours in OURS:
-        lines += ["", f"The speed of {ours} over that of each other:", ""]
-        for system in [name for name in found if name not in OURS]:
-            pairs = list(zip(found[ours], found[system], strict=True))
-            shares = [statistics.median(a[kind] / b[kind] for a, b in pairs) for kind in KINDS]
-            words = [f"{title} {share:.2f}" for title, share in zip(titles, shares, strict=True)]
-            lines.append(f"- {system}: {', '.join(words)}")
+    lines += ["", f"The speed of {OURS} over that of each other:", ""]
+    for system in [name for name in found if name != OURS]:
+        pairs = list(zip(found[OURS], found[system], strict=True))
+        shares = [statistics.median(a[kind] / b[kind] for a, b in pairs) for kind in KINDS]
+        words = [f"{title} {share:.2f}" for title, share in zip(titles, shares, strict=True)]
+        lines.append(f"- {system}: {', '.join(words)}")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Decode batches on the CPU: `python -m bench.plain_batches SYSTEM MODEL THREADS`.
 
-SYSTEM is `spac` or `spac, huge pages`, or `llama.cpp, repacked` or `llama.cpp, plain`, whose library is that
+SYSTEM is `spac`, `llama.cpp, repacked` or `llama.cpp, plain`, whose library is that
 of LLAMA_CPP_LIB_PATH. For those nothing of spac is imported, because spac brings its own library. The program
 prints tokens per second as JSON: of 32 tokens one by one (tg), of batches of 4 (pp4), and of a prompt of 256
 (pp256), each from an empty context, with random tokens and the logits of the last one.
@@ -54,8 +54,7 @@ def worker(system: str, model: str, n_threads: int) -> dict[str, float]:
         from spac.config import EngineConfig
         from spac.model.pair import ModelPair
 
-        pages = "on" if "huge" in system else "off"
-        config = EngineConfig(target=model, device="cpu", ctx=1024, threads=n_threads, huge_pages=pages)
+        config = EngineConfig(target=model, device="cpu", ctx=1024, threads=n_threads)
         pair = ModelPair(config, None)
         api = importlib.import_module("llama_cpp.llama_cpp")
         return timed(api, pair.target_context.pointer, _n_vocab(api, pair.target.pointer))

@@ -91,7 +91,6 @@ SETTINGS = {
     "read past the cache": Setting({"load_mode": "dio"}, changes=False),
     "locked": Setting({"load_mode": "mmap+mlock"}, changes=False),
     "paged": Setting({"paging": "on"}, changes=False),
-    "huge pages": Setting({"huge_pages": "on"}, changes=False),
     "threads": Setting({"threads_batch": 2}, changes=False),
     "an adapter": Setting({"lora": "ADAPTER"}, case={"lora": "ADAPTER"}),
     "half an adapter": Setting({"lora": [("ADAPTER", 0.5)]}, case={"lora": "ADAPTER", "lora_scale": 0.5}),

@@ -40,7 +40,7 @@ class SharedPair(ModelPair):
         self._loader, self._closing, self._all_rows = None, ExitStack(), False
         self.placement = place = copy(owner.placement)
         place.config, place.notes = config, []
-        self.notes, self.copied = place.notes, owner.copied
+        self.notes = place.notes
         self.experts, self.target = owner.experts, owner.target
         self.draft = owner.draft if config.draft_types else None
         self.draft_experts = owner.draft_experts if config.draft_types else None

@@ -49,7 +49,7 @@ def examine(
         ("cpu", functools.partial(host.cpu, target)),
         ("gpu", devices.gpu), ("images", functools.partial(devices.images, target, mmproj)), ("vram", room),
         ("memory", functools.partial(host.memory, target)),
-        ("huge pages", host.huge_pages), ("folders", host.folders), ("config", host.config),
+        ("folders", host.folders), ("config", host.config),
         ("extras", host.extras),
         ("run", functools.partial(outlook, target, vram_limit, mmproj)),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),

@@ -143,14 +143,6 @@ def memory(target: Path | None = None) -> Iterator[Finding]:
         yield from _paging(target)
 
 
-def huge_pages() -> Iterator[Finding]:
-    """Yield the huge pages that the machine offers."""
-    from spac.model import huge_pages
-
-    why = huge_pages.missing()
-    yield Finding("huge pages", "off" if why else "ok", "none" if why else "pages of 2 MB", why)
-
-
 def _paging(target: Path) -> Iterator[Finding]:
     """Yield the size of a model's experts, and a reason if memory does not hold them all."""
     from spac.config import EngineConfig

@@ -144,8 +144,6 @@ def setup_of(pair: ModelPair) -> str:
         parts.append("paged")
     elif pair.experts is not None and pair.experts.host_bytes.why:
         parts.append("not all pinned")
-    if pair.target in pair.copied:
-        parts.append("2 MB pages")
     if not config.kv_offload:
         parts.append("cache on the CPU")
     if _core.trusted_cpu_kernels() and not _core.cpu_kernels_enabled():
