@@ -2,11 +2,11 @@
 
 It measures one token at a time (32 in a row), batches of four tokens, and a prompt of 256 tokens, each from
 an empty context, with random tokens and the logits of the last one, as llama-bench does. The systems are
-spac (also with pages of 2 MB), the unpatched library (weights repacked as it likes, and plain), and other
-engines' llama-bench programs with their options (--peer "NAME=LLAMA_BENCH OPTIONS"). They run in turns, each
-in a process of its own, and the file is read before each. The table has medians in tokens per second and
-ranges, and spac's speed over each other's, as the median of the rounds' ratios.
-"""
+spac, the unpatched library (weights repacked as it likes, and plain), and other engines' llama-bench programs
+spac, the unpatched library (weights repacked as it likes, and plain), and other engines' llama-bench
+programs with their options (--peer "NAME=LLAMA_BENCH OPTIONS"). They run in turns, each in a process of its
+own, and the file is read before each. The table has medians in tokens per second and ranges, and spac's
+speed over each other's, as the median of the rounds' ratios.
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from spac.machine.cpu import physical_cores
 from tools.compare.driver import reference_library
 
 KINDS = {"tg": "1 token", "pp4": "4 tokens", "pp256": "prompt of 256"}
-OURS = ("spac", "spac, huge pages")
-OWN = (*OURS, "llama.cpp, repacked", "llama.cpp, plain")
+OURS = "spac"
+OWN = (OURS, "llama.cpp, repacked", "llama.cpp, plain")
 
 
 def own(system: str, model: Path, n_threads: int) -> dict[str, float]:
     """Return the figures of a process of its own."""
-    if system in OURS:
+    if system == OURS:
         call = ["-m", "bench", "cpu_lane", model, "--threads", n_threads, "--worker", system]
         return json.loads(_output([sys.executable, *call], None).splitlines()[-1])
     folder = reference_library()
@@ -73,17 +73,17 @@ def page(found: dict[str, list[dict[str, float]]]) -> str:
     rows = [
         [system, *(spread([run[kind] for run in runs]) for kind in KINDS)] for system, runs in found.items()
     ]
-    parts = [table(("system", *KINDS.values()), rows)]
-    for ours in OURS:
-        rows = [
-            [system, *(
-                f"{statistics.median(a[kind] / b[kind] for a, b in zip(found[ours], runs, strict=True)):.2f}"
-                for kind in KINDS
-            )]
-            for system, runs in found.items() if system not in OURS
-        ]  # fmt: skip
-        parts.append(table((f"speed of {ours} over that of", *KINDS.values()), rows))
-    return "\n\n".join(parts)
+    shares = [
+        [system, *(
+            f"{statistics.median(a[kind] / b[kind] for a, b in zip(found[OURS], runs, strict=True)):.2f}"
+            for kind in KINDS
+        )]
+        for system, runs in found.items() if system != OURS
+    ]  # fmt: skip
+    titles = list(KINDS.values())
+    return (
+        f"{table(('system', *titles), rows)}\n\n{table((f'speed of {OURS} over that of', *titles), shares)}"
+    )
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], metavar='"NAME=PROGRAM OPTIONS"')
-    parser.add_argument("--worker", choices=OURS, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=[OURS], help=argparse.SUPPRESS)
     output(parser)
 
 
@@ -118,8 +118,7 @@ def worker(args: argparse.Namespace) -> dict[str, float]:
     from spac.config import EngineConfig
     from spac.model.pair import ModelPair
 
-    pages = "on" if "huge" in args.worker else "off"
-    config = EngineConfig(args.model, device="cpu", ctx=1024, threads=args.threads, huge_pages=pages)
+    config = EngineConfig(args.model, device="cpu", ctx=1024, threads=args.threads)
     pair = ModelPair(config, None)
     from bench.unpatched import Decoder, batches  # after spac, which chooses the library
 

@@ -136,15 +136,14 @@ FORM = Parts(
         "read and write themselves. Without it, they are copied, which takes longer. CUDA does this.",
         "pinned": "The driver pins experts in host memory: it registers the file's mapping. Without it, "
         "copies go through a staging buffer, and prompts are slower. All drivers that can do this.",
-        "schedule-beside": "The scheduler works on a thread of its own while the next step computes. Without "
-        "a word, steps in turns decide if that is faster.",
-        "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "
-        "the layer will probably leave to them into the processor's caches. Without a word, steps in turns "
-        "decide if that is faster, on GPUs alone.",
+        "schedule-beside": "The scheduler works on a thread of its own while the next step computes. GPUs do "
+        "this where two cores are left beside the threads that compute.",
         "cpu-kernels": "The CPU takes the faster of llama.cpp's functions and spac's kernels, for each type "
         "of weights. This is measured once per machine. Without it, llama.cpp's functions compute. The "
         "results are the same. All CPUs with kernels do this.",
-        # No GPU has shown enough of this one to switch it on.
+        # No GPU has shown enough of these two to switch them on.
+        "early-rows": "While the GPU computes what lies before a layer, the CPU's threads read experts that "
+        "the layer will probably leave to them into the processor's caches. Off without a word.",
         "upload-threads": "Threads bring experts that are not pinned to pinned memory: for long prompts "
         "where that is faster than the driver's way, which the first such copy decides, and two threads for "
         "copies beside steps. Off without a word.",

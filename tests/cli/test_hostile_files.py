@@ -18,7 +18,6 @@ from spac.cli.program import _INPUTS, _OUTPUTS
 from spac.config.grammar import of_file, of_schema_file
 from spac.errors import InputError
 from spac.machine import files
-from spac.model import kernels
 from spac.report.figures import read
 from spac.scheduler.demand import Demand
 from tests.cli.conftest import ONE_THREAD, environment
@@ -110,8 +109,6 @@ def test_deep_json(tmp_path, monkeypatch):
         Conversation.load(path)
     with pytest.raises(InputError, match="not valid JSON"):
         of_schema_file(path)
-    monkeypatch.setattr(kernels, "kept_file", lambda _: (path, {}))
-    assert kernels.kept_times(1) == {}
     monkeypatch.setenv(env.CONFIG_HOME.name, str(tmp_path))
     (tmp_path / "spac").mkdir()
     env.config_file().write_text(f"a = {DEEP}")

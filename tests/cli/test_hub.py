@@ -14,9 +14,9 @@ from spac import _core, models
 from spac.cli.options import target_of
 from spac.config import EngineConfig, SamplingConfig
 from spac.config.values import VramLimit
-from spac.costs import cache
+from spac.costs import store
 from spac.engine import Engine
-from spac.machine.cpu import cpu_description, default_threads, physical_cores
+from spac.machine.cpu import default_threads, physical_cores
 from spac.model import expected_speed, kernels, known
 from spac.model.devices import device_room
 from spac.model.gguf.check import check_model
@@ -143,13 +143,13 @@ def test_what_would_fit(rows, monkeypatch):
 def test_the_speed_is_that_of_measured_costs(rows, tiny_model, monkeypatch, tmp_path):
     monkeypatch.setenv("SPAC_DEVICE", "simulated")
     target = tiny_model("qwen3moe", **SIZES)
-    setting = "simulated, 1 MiB, paged", cache.fingerprint(target), "none", cache._library()
-    cache.store(cache.Key(cpu_description(), 7, *setting), costs())
-    (tmp_path / "spac" / "costs" / "other.json").write_text("{}")
+    key = store.Key.of("costs", device="simulated, 1 MiB, paged", threads=7, target=target)
+    store.put(key, {"costs": costs().to_dict()})
+    (store.folder() / "costs-other.npz").write_text("{}")
     moe, dense, _ = rows(None)
     assert moe.tokens_per_second == pytest.approx(1 / costs().verify(1))
     assert (moe.speed_from, dense.tokens_per_second, dense.speed_from) == ("costs", None, "")
-    assert cache.newest(target, "CUDA0") is None
+    assert expected_speed.kept_costs(target, "CUDA0") is None
 
 
 def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch):
@@ -162,7 +162,8 @@ def test_the_speed_on_the_cpu_alone(rows, tiny_model, monkeypatch):
     with Engine(EngineConfig(target, device="cpu", threads=1, ctx=128, sampling=sampling)) as engine:
         "".join(engine.generate("x", 40))
     found = rows(None)
-    assert found[0].tokens_per_second == 1 / cache.newest(target, "cpu").verify(1)
+    measured = expected_speed.kept_costs(target, "cpu")
+    assert found[0].tokens_per_second == 1 / measured.verify(1)
     assert [row.speed_from for row in found] == ["runs", "", ""]
     lines = list(models.table(found, None))
     assert lines[1].endswith(" (runs)")
@@ -190,7 +191,7 @@ def test_a_speed_from_other_models_runs(quantized, monkeypatch, tmp_path):
     monkeypatch.setattr(expected_speed, "LEAST_MEASURED", 0.01)  # the tiny model's dense part is large
     assert expected_speed.expected_speed(info, "cpu") is None
     threads = default_threads(physical_cores())
-    kernels.store({kind: {"ggml": [0.125] * 2}}, threads)
+    store.put(kernels.keys_of([kind], threads)[kind], {"times": {"ggml": [0.125] * 2}})
     speed = expected_speed.expected_speed(info, "cpu")
     n_bytes = sum(expected_speed.read_bytes(info).values())
     bytes_a_second = threads * 8 * _core.cpu_kernels_trial_bytes(kind)

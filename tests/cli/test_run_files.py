@@ -57,12 +57,12 @@ def test_a_model_without_experts_has_no_demand(spac_run, draft, tmp_path):
 def test_words_of_state_are_no_files(spac_run, pair, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SPAC_STATE", "auto")
-    kept = tmp_path / "cache" / "spac" / "states"
+    kept = tmp_path / "cache" / "spac" / "measured"
     assert spac_run(*pair, "--state", "off").code == 0
-    assert not kept.exists()
+    assert not list(kept.glob("state-*"))
     for options in ((), ("--state", "auto")):
         assert spac_run(*pair, *options).code == 0
-        assert len(list(kept.iterdir())) == 1
+        assert len(list(kept.glob("state-*"))) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 

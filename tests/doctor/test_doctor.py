@@ -112,14 +112,6 @@ def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
     assert len(list(host.memory(tiny_model("qwen3")))) == 1
 
 
-def test_huge_pages_that_the_system_lacks(findings, monkeypatch):
-    found = findings["huge pages"]
-    assert (found.state == "ok") == (found.found == "pages of 2 MB")
-    monkeypatch.setattr("spac.model.huge_pages.missing", lambda: "they are off")
-    [found] = host.huge_pages()
-    assert (found.state, found.found, found.why) == ("off", "none", "they are off")
-
-
 def test_a_fault_is_exit_code_1(capsys, monkeypatch):
     def broken():
         raise ImportError("spac is not built: run `pip install .`")

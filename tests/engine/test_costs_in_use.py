@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spac import _core, demo
-from spac.costs import cache
 from spac.costs.estimator import CostEstimator
 from spac.engine import Engine, pauses
 from spac.engine.costs_in_use import key_of, spares_hand_offs
 from spac.engine.pauses import PAUSE_S, STEPS, Pauses
+from spac.model.expected_speed import kept_costs
 from spac.model.pair import ModelPair
 from tests.engine.conftest import config
 
@@ -25,7 +25,7 @@ from tests.engine.conftest import config
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of the cache, which belongs to the test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "spac" / "costs"
+    return tmp_path / "spac" / "measured"
 
 
 def test_costs_of_other_cpu_kernels_are_anothers(target):
@@ -50,13 +50,13 @@ def generate(target: Path, n_tokens: int) -> tuple[Engine, CostEstimator]:
 def test_an_engine_corrects_costs_and_keeps_them_for_the_next(target, folder):
     engine, first = generate(target, 101)  # The first token comes with the prompt.
     assert first.steps == 100
-    (file,) = folder.glob("*.json")
+    (file,) = folder.glob("costs-*")
     assert not list(folder.glob(".*"))
     assert not [note for note in engine.notes if "costs" in note]
-    kept, written = first.costs, file.read_text()
+    kept, written = first.costs, file.read_bytes()
     _, second = generate(target, 1)
     assert second.costs.experts == kept.experts
-    assert written == file.read_text()  # so few steps are not worth keeping
+    assert written == file.read_bytes()  # so few steps are not worth keeping
 
 
 def test_without_a_writable_cache_an_engine_runs_and_says_so(target, folder):
@@ -74,12 +74,12 @@ def test_without_the_split_the_time_of_a_token_is_kept(target, folder):
             assert engine.costs is None
             generation = engine.generate("def f(x):", n_tokens)
             "".join(generation)
-        assert folder.exists() == kept
-    found = cache.newest(target, "cpu")
+        assert bool(list(folder.glob("costs-*"))) == kept
+    found = kept_costs(target, "cpu")
     assert found is not None
     assert found.experts == ()
     assert 0 < found.verify(1) <= generation.stats.decode_s
-    assert cache.newest(target, "CUDA0") is None
+    assert kept_costs(target, "CUDA0") is None
     folder.rename(folder.with_name("away"))
     folder.write_text("a file")
     with Engine(on_cpu) as engine:

@@ -70,14 +70,6 @@ def test_residents_are_not_read(target, monkeypatch):
     assert generate(9, target=target, slots="100%")[1]["early_bytes"] == 0
 
 
-def test_an_engine_tries_it_after_the_scheduler(target, monkeypatch):
-    _core.set_simulated_device()
-    monkeypatch.setenv(env.FORM.name, "ahead,schedule-beside")
-    with Engine(config(target, slots="25%")) as engine:
-        assert engine._expert_cache is not None
-        assert engine._expert_cache.early_rows() is None  # the device computes on the CPU's cores
-        monkeypatch.setattr(type(engine.devices[0]), "shares_host_cores", False, raising=False)
-        trial = engine._expert_cache.early_rows()
-    assert trial is not None
-    assert trial.choice is None
-    assert not trial.is_on
+def test_it_is_off_unless_named(target, monkeypatch):
+    monkeypatch.setenv(env.FORM.name, "ahead")
+    assert generate(9, target=target, slots=0)[1]["early_bytes"] == 0

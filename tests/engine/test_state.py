@@ -1,7 +1,6 @@
 """Warm starts: what they restore and gain, which files they refuse, and what `--state auto` keeps."""
 
 import io
-import os
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from spac import demo, env
 from spac.config import EngineConfig
 from spac.engine import Engine
-from spac.engine.run_files import WarmState, kept_path, trim
+from spac.engine.run_files import WarmState, key_of
 from spac.errors import InputError
 from spac.machine.files import write_atomically
 from spac.scheduler import Plan, make
@@ -90,8 +89,8 @@ FOREIGN = {
     "pickles": pickled(),
     "about is no JSON": archive(about=np.array("{")),
     "about is a list": archive(about=np.array("[1]")),
-    "a bare format": archive(about=np.array('{"spac_state": 1}')),
-    "format 2": archive(about=np.array('{"spac_state": 2}')),
+    "a bare format": archive(about=np.array('{"spac": 2}')),
+    "format 3": archive(about=np.array('{"spac": 3, "key": null}')),
 }
 
 
@@ -103,7 +102,7 @@ def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path, kind):
         WarmState.load(path)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
-    assert kind != "format 2" or kind in str(error.value)
+    assert kind != "format 3" or kind in str(error.value)
 
 
 def test_every_truncation_is_refused(tmp_path):
@@ -195,7 +194,7 @@ def folder(tmp_path, monkeypatch):
     """Return the folder of kept states, which belongs to the test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(env.STATE.name, "auto")
-    return tmp_path / "spac" / "states"
+    return tmp_path / "spac" / "measured"
 
 
 @pytest.fixture
@@ -212,7 +211,7 @@ def run(engine):
 
 
 def kept(folder):
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return sorted(folder.glob("state-*"))
 
 
 def test_the_second_run_begins_where_the_first_one_ended(engine_with, folder):
@@ -236,7 +235,7 @@ def test_each_scheduler_and_device_has_its_own(engine_with, folder):
     with engine_with() as engine:
         assert engine.events.driver.plan.wanted.any()
         target = engine.config.target
-    assert kept_path(target, "CUDA0, a card", "lru", {}) != kept_path(target, "CUDA1, a card", "lru", {})
+    assert key_of(target, "CUDA0, a card", "lru", {}) != key_of(target, "CUDA1, a card", "lru", {})
 
 
 @pytest.mark.parametrize(
@@ -255,7 +254,7 @@ def test_a_damaged_state_costs_a_note_and_is_replaced(engine_with, folder):
         path.write_bytes(data)
         _, _, notes = run(engine_with())
         (note,) = [note for note in notes if str(path) in note]
-        assert "starts cold, and replaces it" in note
+        assert "ignored, and replaced" in note
         assert "\n" not in note
         assert WarmState.load(path).scheduler == "lru"
 
@@ -270,18 +269,6 @@ def test_a_folder_that_cannot_be_written_costs_a_note(engine_with, folder):
     assert "\n" not in note
 
 
-def test_the_oldest_go_first(tmp_path):
-    for age, name in enumerate(("new", "middle", "old")):
-        (tmp_path / name).write_bytes(bytes(40))
-        os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    trim(tmp_path, 120)
-    assert len(list(tmp_path.iterdir())) == 3
-    trim(tmp_path, 100)
-    assert {path.name for path in tmp_path.iterdir()} == {"new", "middle"}
-    trim(tmp_path, 40)
-    assert {path.name for path in tmp_path.iterdir()} == {"new"}
-
-
 def test_a_target_that_is_gone_is_one_line(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        kept_path(tmp_path / "gone.gguf", "cpu", "lru", {})
+        key_of(tmp_path / "gone.gguf", "cpu", "lru", {})

@@ -1,4 +1,4 @@
-"""What tests of kernels share: ggml, its hooks with their answers, and a separate cache of measured times."""
+"""What tests of kernels share: ggml, its hooks with their answers, and a separate store of measured times."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tools.patches.ggml import Ggml
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty cache folder, in which every measurement is kept."""
+    """Return the store's folder, in which every measurement is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "UNDISTURBED", 0)
-    return tmp_path / "spac" / "kernels"
+    return tmp_path / "spac" / "measured"
 
 
 @contextmanager

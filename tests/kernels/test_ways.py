@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from spac import _core
 from spac.config import EngineConfig
+from spac.costs import store
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.model import kernels, pair
@@ -67,18 +67,28 @@ def test_a_measurement_is_kept(kind, cache, monkeypatch):
     assert list(chosen) == [kind]
     assert _core.chosen_cpu_kernels(kind) == chosen[kind]
     (file,) = cache.iterdir()
-    stored = json.loads(file.read_text())
-    assert chosen[kind][:2] == kernels.fastest(stored["times"][kind])[:2]
-    assert list(kernels.kept_times(1)) == [kind]
-    assert kernels.kept_times(2) == {}  # the kept times are for another number of threads
+    times = kernels.kept_times([kind], 1)[kind]
+    assert chosen[kind][:2] == kernels.fastest(times)[:2]
+    assert kernels.keys_of([kind], 1)[kind].path == file
+    assert kernels.kept_times([kind], 2) == {}  # the kept times are for another number of threads
 
     def unwanted(*_: object) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(_core, "time_cpu_kernels", unwanted)
-    stored["times"][kind] = {"ggml": [1e-6, 3e-6], "256": [2e-6, 2e-6]}
-    file.write_text(json.dumps(stored))
+    store.put(kernels.keys_of([kind], 1)[kind], {"times": {"ggml": [1e-6, 3e-6], "256": [2e-6, 2e-6]}})
     assert kernels.choose([kind], 1)[kind][:2] == ("ggml", "256")
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    "times", [7, {}, {"ggml": [1.0]}, {"512": [1.0] * 2}, {"ggml": [0.0] * 2}, {"ggml": [1.0] * 8}]
+)
+def test_times_that_cannot_be_used_are_left_out(times, kind):
+    store.put(kernels.keys_of([kind], 1)[kind], {"times": times})
+    assert kernels.kept_times([kind], 1) == {}
+    assert kernels.choose([kind], 1)[kind]
+    assert list(kernels.kept_times([kind], 1)) == [kind]
 
 
 def test_wrong_names_are_refused(kind):
@@ -161,8 +171,8 @@ def test_times_are_kept_for_a_number_of_threads(cache, monkeypatch):
     assert kernels.measured(["b", "a"], 1) == {"b": timed(2), "a": timed(1)}
     assert kernels.measured(["a"], 2) == {"a": timed(3)}
     assert clock.asked == [["a"], ["b"], ["a"]]
-    assert kernels.kept_times(1) == {"a": timed(1), "b": timed(2)}
-    assert len(list(cache.iterdir())) == 2
+    assert kernels.kept_times(["a", "b", "c"], 1) == {"a": timed(1), "b": timed(2)}
+    assert len(list(cache.iterdir())) == 3
 
 
 def test_a_disturbed_measurement_is_used_and_not_kept(cache, monkeypatch):
@@ -170,25 +180,16 @@ def test_a_disturbed_measurement_is_used_and_not_kept(cache, monkeypatch):
     for running, kept in ((0.89, {}), (0.9, {"a": timed(1)})):
         monkeypatch.setattr(_core, "time_cpu_kernels", Clock(running))
         assert kernels.measured(["a"], 1) == {"a": timed(1)}
-        assert kernels.kept_times(1) == kept
+        assert kernels.kept_times(["a"], 1) == kept
 
 
-BAD = (7, {}, {"ggml": [1.0]}, {"512": [1.0] * 2}, {"ggml": [0.0] * 2}, {"ggml": [1.0] * 8})
-"""Times that cannot be used."""
-
-
-@pytest.mark.parametrize(
-    ("text", "stored"),
-    [("", None), ("{", None), ("[]", None), ('{"key": 1}', None), ('{"key": KEY}', None),
-     *(('{"key": KEY, "times": TIMES}', each) for each in (None, 7, [], *({"a": bad} for bad in BAD)))],
-)  # fmt: skip
-def test_a_cache_that_cannot_be_used_is_measured_anew(cache, monkeypatch, text, stored):
+def test_a_file_that_cannot_be_used_costs_a_note(cache, monkeypatch):
     monkeypatch.setattr(_core, "time_cpu_kernels", Clock())
-    path, key = kernels.kept_file(1)
     cache.mkdir(parents=True)
-    path.write_text(text.replace("KEY", json.dumps(key)).replace("TIMES", json.dumps(stored)))
-    assert kernels.kept_times(1) == {}
-    assert kernels.measured(["a"], 1) == {"a": timed(1)} == kernels.kept_times(1)
+    kernels.keys_of(["a"], 1)["a"].path.write_text("a note to myself")
+    notes: list[str] = []
+    assert kernels.measured(["a"], 1, notes) == {"a": timed(1)} == kernels.kept_times(["a"], 1)
+    assert len(notes) == 1
 
 
 def test_a_cache_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch):

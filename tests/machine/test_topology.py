@@ -16,7 +16,6 @@ from spac.machine.topology import (
     placing,
     ranked,
     read_cpus,
-    shared_nodes,
 )
 
 
@@ -79,8 +78,6 @@ def test_two_sockets(tmp_path: Path) -> None:
     assert line.startswith("2 NUMA nodes: ")
     assert numa_advice(cpus, "7f00 interleave:0-1 file=/x") is None
     assert numa_advice(cpus[:4], "7f00 default") is None
-    assert shared_nodes(cpus, "7f00 default") == [0, 1]
-    assert shared_nodes(cpus, "7f00 bind:0") == shared_nodes(cpus[:4], "7f00 default") == []
 
 
 @pytest.mark.parametrize("has_smt", [False, True])

@@ -67,10 +67,13 @@ SETTINGS = {
     "fewer experts": Setting({"override_kv": {"qwen3moe.expert_used_count": 1}},
                              case={"overrides": {"qwen3moe.expert_used_count": 1}}),
     **{
-        str(ours): Setting(ours, changes=False)
-        for ours in ({}, {"kv_offload": False}, {"gpu_layers": 3}, {"gpu_layers": 1}, {"gpu_layers": "0"},
-                     {"load_mode": "none"}, {"load_mode": "dio"}, {"load_mode": "mmap+mlock"},
-                     {"paging": "on"}, {"huge_pages": "on"}, {"threads_batch": 2})
+        name: Setting(ours, changes=False)
+        for name, ours in {
+            "nothing": {}, "no offload": {"kv_offload": False}, "two layers": {"gpu_layers": 3},
+            "the output": {"gpu_layers": 1}, "no layer": {"gpu_layers": "0"}, "read": {"load_mode": "none"},
+            "read past the cache": {"load_mode": "dio"}, "locked": {"load_mode": "mmap+mlock"},
+            "paged": {"paging": "on"}, "threads": {"threads_batch": 2},
+        }.items()
     },
     "an adapter": Setting({"lora": "ADAPTER"}, case={"lora": "ADAPTER"}),
     "half an adapter": Setting({"lora": [("ADAPTER", 0.5)]}, case={"lora": "ADAPTER", "lora_scale": 0.5}),

@@ -37,7 +37,7 @@ SURFACE = {
     "spac": "Llama enable disable __version__",
     "spac.config": "COUNT CONTEXT CONTEXT_GROUP DRAFT DRAFT_TYPES FIXED_LENGTH LONGEST PROBABILITY "
     "ContextConfig EngineConfig Range SamplingConfig Slots StreamBatch VramLimit names_in option",
-    "spac.costs": "SCHEMA Costs ExpertCosts LiveCosts",
+    "spac.costs": "Costs ExpertCosts LiveCosts",
     "spac.engine": "Chat Delta Engine EngineConfig Generation InputError LoadProgress Recorder "
     "SamplingConfig Scheduler",
     "spac.errors": "Cancelled DeviceError InputError InternalError OutOfMemoryError SpacError one_line",

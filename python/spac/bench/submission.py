@@ -34,7 +34,7 @@ TEXT_TOKENS = 96
 PROMPT_TOKENS = 512
 """The tokens of a long prompt, at least, of which the reading is measured."""
 FACTS = ("cpu", "cpu kernels", "cuda-build", "driver", "vulkan-build", "kernels", "gpu", "desktop", "split",
-         "pinning", "memory", "huge pages", "vram")  # fmt: skip
+         "pinning", "memory", "vram")  # fmt: skip
 """The doctor's checks whose findings are sent. Others may have paths in them."""
 SPAC, LLAMA_CPP = "spac", "llama.cpp"
 

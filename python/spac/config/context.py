@@ -23,8 +23,6 @@ LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 """The ways to load a file into memory; auto is mmap."""
 PAGING = ("auto", "on", "off")
 """The choices for leaving experts in the file until they are needed."""
-HUGE_PAGES = ("off", "on")
-"""The choices for copying models to memory on pages of 2 MB."""
 ROPE_SCALINGS = ("none", "linear", "yarn")
 CACHE_RAM_MOST = 8192
 """The largest default of `cache_ram` in MiB. llama.cpp's default is the same."""
@@ -113,11 +111,6 @@ class ContextConfig(Checked):
         "auto", "leave the target's experts in the file until they are needed: for models larger than "
         "memory; auto: where memory does not hold them", "--paging",
         choices=PAGING, metavar="|".join(PAGING), group=CONTEXT_GROUP,
-    )  # fmt: skip
-    huge_pages: str = option(
-        "off", "copy models to memory on pages of 2 MB, which some CPUs read faster than a file's mapping; "
-        "loading takes longer; never with paging",
-        "--huge-pages", choices=HUGE_PAGES, metavar="|".join(HUGE_PAGES), group=CONTEXT_GROUP,
     )  # fmt: skip
     rope_scaling: str | None = option(
         None, f"how positions are scaled: {', '.join(ROPE_SCALINGS)} (default: the model's)",

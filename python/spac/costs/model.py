@@ -12,9 +12,6 @@ from typing import Any, Protocol, Self
 
 from spac.errors import InputError
 
-SCHEMA = 1
-"""The version of the stored form, which is raised when a field changes its meaning."""
-
 
 class LayerSizes(Protocol):
     """The fields of an MoE layer that the guess uses (`spac._core.LayerInfo`, `spac.scheduler.Layer`)."""
@@ -158,15 +155,13 @@ class Costs:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON that `from_dict` reads."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Any) -> Self:
-        """Return the costs in a result of `to_dict`, or raise InputError if it is not one of this schema."""
+        """Return the costs in a result of `to_dict`, or raise InputError if it is not one."""
         try:
             values: dict[str, Any] = dict(stored)
-            if values.pop("schema") != SCHEMA:
-                raise ValueError("another schema")
             values["experts"] = tuple(ExpertCosts(**each) for each in values["experts"])
             values["verify_s"], values["dense_s"] = tuple(values["verify_s"]), tuple(values["dense_s"])
             return cls(**values)

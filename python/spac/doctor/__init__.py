@@ -21,6 +21,7 @@ from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.doctor import devices, host
 from spac.doctor.measure import costs
+from spac.doctor.outlook import outlook
 from spac.doctor.trial import Finding, State, Trial
 from spac.doctor.verdict import verdict
 from spac.errors import InputError, SpacError, one_line
@@ -36,9 +37,9 @@ def examine(
 ) -> Iterator[Finding]:
     """Yield the findings of all checks, in order. A check that fails does not stop the later ones.
 
-    With a `target`, a finding says how much of the model fits on the device within `vram_limit`, beside the
-    projector `mmproj`. `self_test` says if every mechanism is tried; None tries them on GPUs, not on the
-    simulated device. `measured` is a last check.
+    With a `target`, findings say how much of the model fits on the device within `vram_limit`, beside the
+    projector `mmproj`, and what a run does. `self_test` says if every mechanism is tried; None
+    tries them on GPUs, not on the simulated device. `measured` is a last check.
     """
     room = functools.partial(devices.vram, target, vram_limit, mmproj)
     trial = Trial(self_test)
@@ -48,8 +49,9 @@ def examine(
         ("cpu", functools.partial(host.cpu, target)),
         ("gpu", devices.gpu), ("images", functools.partial(devices.images, target, mmproj)), ("vram", room),
         ("memory", functools.partial(host.memory, target)),
-        ("huge pages", host.huge_pages), ("folders", host.folders), ("config", host.config),
+        ("folders", host.folders), ("config", host.config),
         ("extras", host.extras),
+        ("run", functools.partial(outlook, target, vram_limit, mmproj)),
         ("self-test", trial.findings), ("demo", lambda: trial.heeded(_demo)),
     ]  # fmt: skip
     if measured is not None:
@@ -106,7 +108,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="as one line of JSON")
     parser.add_argument("--target", "--model", "-m", metavar="FILE", type=Path,
-                        help="also tell how much of this model would fit")  # fmt: skip
+                        help="also tell how much of this model would fit, and what a run does")  # fmt: skip
     parser.add_argument("--self-test", action=argparse.BooleanOptionalAction, default=None,
                         help="try every mechanism of the split in a process of its own "
                              "(default: on GPUs, not on the simulated device)")  # fmt: skip

@@ -111,6 +111,7 @@ def _kernels(target: Path | None) -> Finding:
     """Return which of spac's kernels there are, and which of them the CPU uses."""
     from spac import _core
     from spac.model import kernels
+    from spac.model.devices import choose_devices, usual_threads
     from spac.model.gguf.check import check_model
 
     there, used = _core.cpu_kernels(), _core.trusted_cpu_kernels()
@@ -119,8 +120,8 @@ def _kernels(target: Path | None) -> Finding:
         return Finding(name, "off", "none", "this build has no AVX2, FMA and F16C: llama.cpp's own are used")
     if env.FORM.get("cpu-kernels") is False or not _core.cpu_kernels_enabled():
         return Finding(name, "off", f"{len(there)} types", f"{env.FORM.name}: llama.cpp's own are used")
-    threads = physical_cores()
-    types = kernels.kept_times(threads) if target is None else check_model(target).types
+    threads = usual_threads(choose_devices("auto"))
+    types = kernels.kept_times(used, threads) if target is None else check_model(target).types
     chosen = kernels.described(kernels.choose(types, threads))
     measured = chosen or "none measured yet: a run measures the types of its models"
     unequal = [kind for kind in there if kind not in used]
@@ -140,14 +141,6 @@ def memory(target: Path | None = None) -> Iterator[Finding]:
     yield Finding("memory", "ok", f"{size(free)} of {size(total)} available{bound}; lockable: {lock}")
     if target is not None:
         yield from _paging(target)
-
-
-def huge_pages() -> Iterator[Finding]:
-    """Yield the huge pages that the machine offers."""
-    from spac.model import huge_pages
-
-    why = huge_pages.missing()
-    yield Finding("huge pages", "off" if why else "ok", "none" if why else "pages of 2 MB", why)
 
 
 def _paging(target: Path) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +13,11 @@ from spac.doctor.trial import Finding
 from spac.stats.words import counted, seconds, size
 
 if TYPE_CHECKING:
-    from spac.costs import Costs, ExpertCosts
+    from spac.costs import Costs
     from spac.engine import Engine
 
 _TOKENS, _STEPS = 128, 12  # tokens of the text without drafts; steps of every draft length, at least
+_SHOWN = (1, 2, 4, 8, 9, 16)  # sizes of verifications; CUDA's kernels switch behind 8
 _PROMPT = "A story of the mill at the river, and of the people who lived there:"
 
 
@@ -47,7 +48,8 @@ def costs(target: Path | None, draft: Path | None, vram_limit: VramLimit | None)
             if slots == "auto" and engine.experts.slots.n_slots == engine.n_experts:
                 continue
             _run(engine)
-            yield from _findings(engine.costs.costs, engine)
+            sizes = {layer.pool: layer.expert_bytes for layer in engine.experts.layers}
+            yield from cost_findings(engine.costs.costs, sizes, drafts=bool(engine.config.draft_types))
             return
 
 
@@ -59,24 +61,23 @@ def _run(engine: Engine) -> None:
         "".join(engine.generate(_PROMPT, _STEPS * (length + 1) if length else _TOKENS))
 
 
-def _findings(found: Costs, engine: Engine) -> Iterator[Finding]:
-    assert engine.experts is not None
-    sizes = {layer.pool: layer.expert_bytes for layer in engine.experts.layers}
-    for pool, expert in enumerate(found.experts):
-        yield Finding(f"expert of {size(sizes[pool])}", "ok", _expert(expert, sizes[pool]))
+def cost_findings(found: Costs, sizes: Mapping[int, int] | None = None, *, drafts: bool) -> Iterator[Finding]:
+    """Yield what is known of a model's costs, with those of its draft if `drafts`.
+
+    `sizes` has the bytes of an expert of each pool, if they are known.
+    """
+    for pool, cost in enumerate(found.experts):
+        n_bytes = 0 if sizes is None else sizes[pool]
+        link = f" ({size(n_bytes / cost.upload_s)}/s)" if n_bytes and cost.upload_s else ""
+        cpu = f"CPU {seconds(cost.cpu_expert_s)}, and {seconds(cost.cpu_pair_s)} for each token"
+        rest = f"device {seconds(cost.device_expert_s)}; copy {seconds(cost.upload_s)}{link}"
+        yield Finding(f"expert of {size(n_bytes)}" if n_bytes else "expert", "ok", f"{cpu}; {rest}")
     if found.hand_off_s is not None:
         yield Finding("hand-off", "ok", f"{seconds(found.hand_off_s)} for a layer that the CPU has a part of")
-    if engine.config.draft_types:
+    if drafts:
         each = f"{seconds(found.draft_base_s)}, and {seconds(found.draft_token_s)} for each token"
         yield Finding("draft", "ok", each)
-    for n, (verify, dense) in enumerate(zip(found.verify_s, found.dense_s, strict=True), 1):
-        times = f"{seconds(verify)}, without experts {seconds(dense)}"
-        yield Finding(f"{counted(n, 'token')} verified", "ok", times)
-
-
-def _expert(cost: ExpertCosts, n_bytes: int) -> str:
-    link = f" ({size(n_bytes / cost.upload_s)}/s)" if cost.upload_s else ""
-    return (
-        f"CPU {seconds(cost.cpu_expert_s)}, and {seconds(cost.cpu_pair_s)} for each token; "
-        f"device {seconds(cost.device_expert_s)}; copy {seconds(cost.upload_s)}{link}"
-    )
+    sizes_shown = [n for n in _SHOWN if n <= len(found.verify_s)]
+    verify = ", ".join(f"{seconds(found.verify(n))} for {counted(n, 'token')}" for n in sizes_shown)
+    dense = ", ".join(seconds(found.dense(n)) for n in sizes_shown)
+    yield Finding("verification", "ok", f"{verify}; without experts {dense}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from spac import _core, env
-from spac.costs import Costs, cache
+from spac.costs import Costs, store
 from spac.costs.estimator import EAGER, CostEstimator
 from spac.errors import InputError
 from spac.machine.device_memory import simulated_index
@@ -29,14 +31,20 @@ class CostsInUse:
         """
         assert pair.experts is not None
         layers = pair.experts.layers
-        self._key = key_of(pair)
-        self.note = ""
-        """A note for the user, or ""."""
+        self._key, self._pair = key_of(pair), pair
+        self.notes: list[str] = []
+        """Notes for the user."""
+        self.about_drafts: Callable[[], dict[str, Any]] = dict
+        """Returns what is kept of the run's drafts, for readers."""
+        self._keeps = True
         try:
-            cache.check(self._key)
+            store.check()
         except InputError as error:
-            self.note = f"measured costs are not kept for the next run: {error}"
-        known = cache.load(self._key)
+            self._keeps = False
+            self.notes.append(f"measured costs are not kept for the next run: {error}")
+        entry, known = store.get(self._key, self.notes), None
+        with suppress(InputError):
+            known = Costs.from_dict(entry.value.get("costs")) if entry is not None else None
         self.measured = known is not None
         """True if the costs at the start were measured in an earlier run."""
         guess = Costs.guessed(layers, n_tokens)
@@ -55,15 +63,14 @@ class CostsInUse:
         self.estimator.observe(step, n_asked)
 
     def close(self) -> None:
-        """Store the learned costs, unless `note` says that they cannot be kept."""
-        if self.estimator.steps >= EAGER and not self.note:
-            try:
-                costs = self.estimator.costs
-                if not self._spares:
-                    costs = replace(costs, hand_off_s=self._hand_off_s)
-                cache.store(self._key, costs)
-            except InputError as error:
-                self.note = f"measured costs are not kept for the next run: {error}"
+        """Store the learned costs, if they can be kept, and the slots and drafts of this run."""
+        if self.estimator.steps >= EAGER and self._keeps and self._pair.experts is not None:
+            costs = self.estimator.costs
+            if not self._spares:
+                costs = replace(costs, hand_off_s=self._hand_off_s)
+            run = {"slots": self._pair.experts.slots.n_slots, **self.about_drafts()}
+            with suppress(InputError):  # A folder that has vanished since keeps nothing.
+                store.put(self._key, {"costs": costs.to_dict(), "run": run})
 
 
 class TokenTime:
@@ -80,11 +87,12 @@ class TokenTime:
             self._seconds.append((step.verify_ns + step.sample_ns) * 1e-9)
 
     def close(self) -> None:
-        """Store the median time, if there are enough. A cache that cannot be written keeps none."""
+        """Store the median time, if there are enough. A folder that cannot be written keeps none."""
         if len(self._seconds) >= _LEAST_TOKENS:
             times = (median(self._seconds),)
             with suppress(InputError):
-                cache.store(key_of(self._pair), Costs((), 0.0, 0.0, times, times))
+                costs = Costs((), 0.0, 0.0, times, times)
+                store.put(key_of(self._pair), {"costs": costs.to_dict(), "run": {}})
 
 
 def spares_hand_offs(device: _core.DeviceInfo | None) -> bool:
@@ -93,14 +101,16 @@ def spares_hand_offs(device: _core.DeviceInfo | None) -> bool:
     return device is None or (device.reads_masks if chosen is None else chosen)
 
 
-def key_of(pair: ModelPair) -> cache.Key:
+def key_of(pair: ModelPair) -> store.Key:
     """Return the key of a pair's costs, or raise InputError if a model's file cannot be read."""
     device, place = "cpu", pair.placement
     if place.device is not None:
         others = [each for each in place.devices if each.name != place.device.name]
         device = "; ".join(map(_described, (place.device, *others)))
     draft = pair.draft.path if pair.draft is not None else None
-    return cache.Key.of(place.threads, device + setup_of(pair), pair.target.path, draft)
+    return store.Key.of(
+        "costs", device=device + setup_of(pair), threads=place.threads, target=pair.target.path, draft=draft
+    )
 
 
 def _described(device: _core.DeviceInfo) -> str:
@@ -134,10 +144,10 @@ def setup_of(pair: ModelPair) -> str:
         parts.append("paged")
     elif pair.experts is not None and pair.experts.host_bytes.why:
         parts.append("not all pinned")
-    if pair.target in pair.copied:
-        parts.append("2 MB pages")
     if not config.kv_offload:
         parts.append("cache on the CPU")
+    if _core.trusted_cpu_kernels() and not _core.cpu_kernels_enabled():
+        parts.append("llama.cpp's kernels")
     if config.gpu_layers_draft.count is not None:
         parts.append(f"{config.gpu_layers_draft} layers of the draft")
     return "".join(f", {part}" for part in parts)

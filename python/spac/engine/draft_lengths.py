@@ -44,7 +44,7 @@ class DraftLengths:
         if not config.is_governed:
             return FixedGovernor(config.longest_draft)
         costs = expert_cache.costs
-        return RooflineGovernor(
+        governor = RooflineGovernor(
             config.longest_draft,
             shortest=config.draft_min,
             budget_s=self._budget_s,
@@ -53,6 +53,9 @@ class DraftLengths:
             resident=None if self._experts is None or costs is None else self._resident,
             foreseen=self._window_misses,
         )
+        if costs is not None:
+            costs.about_drafts = lambda: governor.about
+        return governor
 
     def of_steps(self) -> BatchGovernor:
         """Return the choice of draft lengths for the steps of a loop."""

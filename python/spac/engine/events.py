@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spac import _core
-from spac.engine.trials import Trial
 from spac.engine.workers import DraftWorker, StepWorker
 from spac.machine.arrays import Int32Array
 from spac.scheduler import Event
@@ -67,10 +66,10 @@ class Events:
 
         The residency then does not depend on how long copies take.
         """
-        self.beside: Trial | None = None
-        """Decides whether a scheduler that needs only verifications works while the next step computes.
+        self.beside = False
+        """True if a scheduler that needs only verifications works while the next step computes.
 
-        None means never. Call `subscribe` after setting it.
+        Call `subscribe` after setting it.
         """
         self.after_step: list[Callable[[_core.Step], None]] = []
         """The callbacks at the end of every step. Without `beside`, they come after the scheduler.
@@ -109,8 +108,7 @@ class Events:
         # With `settled`, each plan is carried out before the next event.
         if scheduler is not None and scheduler.routers == "draft" and self.settled is None:
             self._worker = DraftWorker(self._follow)
-        beside = self.beside is not None and self.settled is None
-        if beside and wanted == {Event.START, Event.VERIFY_END}:
+        if self.beside and self.settled is None and wanted == {Event.START, Event.VERIFY_END}:
             self._step_worker = StepWorker(self._consider)
 
         def on(event: str, call: Callable[..., None], *, is_used: bool) -> None:
@@ -209,12 +207,10 @@ class Events:
             demand = step.demand  # The property makes a new view of the loop's one buffer at each access.
             counts = step.n_drafted, step.n_verified, step.n_accepted
             about = self.n_text, self.scheduler_time
-            worker, beside = self._step_worker, self.beside
-            if worker is not None and beside is not None and beside.is_on:
+            if (worker := self._step_worker) is not None:
                 routes = driver.routes_of_step()
                 worker.show(_Verified(driver, demand.copy(), routes, *counts, *about))
             else:
-                self.wait()
                 self._consider(_Verified(driver, demand, None, *counts, *about))
         for listener in self.after_step:
             listener(step)

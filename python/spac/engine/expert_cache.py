@@ -28,7 +28,6 @@ from spac.engine.slots import (
     spares,
 )
 from spac.engine.target_routes import TargetRoutes, watch_draft
-from spac.engine.trials import Trial
 from spac.model.pair import ModelPair
 from spac.scheduler import Event, Scheduler, SchedulerChoice, make
 from spac.scheduler.driver import Driver
@@ -66,8 +65,9 @@ class ExpertCache:
             notes += attach_draft(pair.draft_experts, self._device)
         notes += attach_copies(config, pair)
         if self._experts is not None:
+            self._experts.set_early_rows(self._device is not None and env.FORM.get("early-rows") is True)
             self.costs = CostsInUse(pair, config.longest_draft + 1)
-            notes += [self.costs.note] if self.costs.note else []
+            notes += self.costs.notes
         try:
             self._stream_prompts()
         except BaseException:
@@ -233,19 +233,6 @@ class ExpertCache:
         if self._pair.placement.paged:  # A wrong prediction also costs a read from the disk.
             return 0
         return DEFAULT_LOOKAHEAD if self._layers_ahead is None else self._layers_ahead
-
-    def early_rows(self) -> Trial | None:
-        """Return the trial whether rows of experts are read early; None if they are not to be.
-
-        On the simulated device the threads have no time to spare. If experts exceed the host memory, a wrong
-        prediction costs a read from the disk.
-        """
-        wanted = env.FORM.get("early-rows")
-        if self._experts is None or self._device is None or wanted is False:
-            return None
-        if wanted is None and (self._device.shares_host_cores or self._pair.placement.paged):
-            return None
-        return Trial(wanted, switch=self._experts.set_early_rows)
 
     def _leave_draft(self) -> None:
         """Show the draft's states to no routers any more."""

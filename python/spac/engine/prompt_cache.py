@@ -28,5 +28,5 @@ def cache_bytes(config: EngineConfig, pair: ModelPair) -> int:
     if config.cache_ram is not None:
         return 2**62 if config.cache_ram < 0 else config.cache_ram << 20
     mapped = [pair.target, pair.draft] if config.load_mode in ("auto", "mmap") else []
-    needed = sum(model.n_bytes for model in mapped if model is not None and model not in pair.copied)
+    needed = sum(model.n_bytes for model in mapped if model is not None)
     return min(CACHE_RAM_MOST << 20, max(0, available() - needed) // 2)

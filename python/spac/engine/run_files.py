@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spac import env
-from spac.costs.cache import fingerprint, make_folder
+from spac.costs import store
+from spac.costs.store import fingerprint
 from spac.errors import InputError
-from spac.machine.files import (
-    check_outputs,
-    check_unpacked,
-    check_writable,
-    read_plain,
-    unreadable,
-    write_atomically,
-)
+from spac.machine.files import check_outputs
 from spac.scheduler import Event, SchedulerChoice
 from spac.scheduler.base import Layer, Plan, StateArrays
 
@@ -32,9 +22,6 @@ if TYPE_CHECKING:
     from spac.config import EngineConfig
     from spac.scheduler.driver import Driver
 
-FORMAT = 1
-MOST_BYTES = 512 << 20
-"""The most bytes of kept states. A model of 48 layers of 128 experts has 13 MB with `logistic`."""
 _LEARNED = "scheduler."  # the prefix of the arrays' names
 _COLD = "starts cold, and replaces it at the end"
 
@@ -62,45 +49,20 @@ _FACTS = {
 }
 
 
-def kept_path(target: Path, device: str, scheduler: str, options: Mapping[str, Any]) -> Path:
-    """Return the cache folder's file for a target, a device and a scheduler. It may not exist.
+def key_of(target: Path, device: str, scheduler: str, options: Mapping[str, Any]) -> store.Key:
+    """Return the store's key for a target, a device and a scheduler. Any build can use such an entry.
 
     Raise InputError if the target cannot be read.
     """
-    key = json.dumps([fingerprint(target), device, scheduler, options], sort_keys=True)
-    return env.cache_folder() / "states" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
-
-
-def prepare(path: Path) -> None:
-    """Make the folder of a kept state, or raise InputError if the state could not be written there."""
-    make_folder(path.parent)
-    check_writable(path.with_suffix(f".{os.getpid()}"))
-
-
-def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Delete the oldest files of a folder until the others have `most_bytes` at most.
-
-    Another process may do the same at the same time. Files that cannot be deleted stay.
-    """
-    found = []
-    for path in folder.iterdir():
-        with suppress(OSError):
-            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-    total = 0
-    for _, n_bytes, path in sorted(found, reverse=True):
-        total += n_bytes
-        if total > most_bytes:
-            with suppress(OSError):
-                path.unlink()
+    more = json.dumps([scheduler, options], sort_keys=True)
+    return store.Key.of("state", device=device, target=target, build=False, more=more)
 
 
 @dataclass(frozen=True)
 class WarmState:
     """The state of one engine at its end: the scheduler's learned arrays and its last plan.
 
-    Its file is a `.npz` archive of numpy arrays without pickled objects, written whole or not at all. Its
-    entry `about` is JSON, with the version of the format. The cache folder keeps states for each target,
-    device and scheduler. The oldest go when they take too much.
+    The store keeps states for each target, device and scheduler. A `--state` file has the same format.
     """
 
     facts: Facts
@@ -116,25 +78,16 @@ class WarmState:
         """Return the names of the facts that differ from `facts`, in words; empty if the state fits."""
         return [text for name, text in _FACTS.items() if self.facts.get(name) != facts[name]]
 
-    def save(self, path: Path) -> None:
-        """Write the file, or raise InputError and leave the file unchanged."""
-        about = {
-            "spac_state": FORMAT,
-            "scheduler": self.scheduler,
-            "options": self.options,
-            "target": self.facts,
-        }
+    @property
+    def content(self) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+        """The value and the arrays of the state's entry."""
         arrays = {_LEARNED + name: array for name, array in self.learned.items()}
-        data = io.BytesIO()
-        np.savez(  # Compressing would take seconds where tables are large.
-            data,
-            allow_pickle=False,
-            about=np.array(json.dumps(about)),
-            priority=self.plan.priority,
-            threshold=self.plan.threshold,
-            **arrays,
-        )
-        write_atomically(path, data.getvalue())
+        arrays |= {"priority": self.plan.priority, "threshold": self.plan.threshold}
+        return {"scheduler": self.scheduler, "options": self.options, "target": self.facts}, arrays
+
+    def save(self, path: Path) -> None:
+        """Write a file, or raise InputError and leave the file unchanged."""
+        store.write(path, *self.content)
 
     @classmethod
     def load(cls, path: Path) -> WarmState | None:
@@ -143,26 +96,17 @@ class WarmState:
         Raise InputError if the file is not a state, is damaged, or has another version of the format.
         """
         try:
-            data = read_plain(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:  # A null character in the name raises ValueError.
-            raise unreadable(path, error, "the state ") from None
-        return cls._parse(path, data) if data else None
+            entry = store.read(path, "a saved state")
+            return cls.of(entry) if entry is not None else None
+        except InputError as error:
+            raise InputError(f"{error}: name another --state file") from None
+        except ValueError:
+            raise InputError(f"{path}: not a saved state: name another --state file") from None
 
     @classmethod
-    def _parse(cls, path: Path, data: bytes) -> WarmState:
-        try:
-            arrays = dict(_members(data))
-            about = json.loads(str(arrays.pop("about")))
-            version = about["spac_state"]
-        except Exception:  # The readers of four formats raise many kinds of errors on foreign bytes.
-            raise InputError(f"{path}: not a saved state: name another --state file") from None
-        if version != FORMAT:
-            raise InputError(
-                f"{path}: a saved state of format {version}, this spac reads {FORMAT}: "
-                "name another --state file"
-            )
+    def of(cls, entry: store.Entry) -> WarmState:
+        """Return the state in an entry, or raise ValueError if there is none."""
+        arrays, value = dict(entry.arrays), entry.value
         try:
             plan = Plan(arrays.pop("priority"), arrays.pop("threshold"))
             learned = {
@@ -170,21 +114,10 @@ class WarmState:
                 for name, array in arrays.items()
                 if name.startswith(_LEARNED)
             }
-            facts, scheduler, options = dict(about["target"]), str(about["scheduler"]), dict(about["options"])
-            return cls(facts, scheduler, options, learned, plan)
-        except (InputError, KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{path}: a damaged state: delete it, or name another --state file") from None
-
-
-def _members(data: bytes) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Yield the name and the array of each entry of an archive, checked against the archive's checksums."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("one array")
-        assert archive.zip is not None
-        check_unpacked(archive.zip)
-        for name in archive.files:
-            yield name, archive[name]
+            facts, scheduler, options = dict(value["target"]), str(value["scheduler"]), dict(value["options"])
+        except (InputError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+        return cls(facts, scheduler, options, learned, plan)
 
 
 def misfit(learned: StateArrays, fresh: Mapping[str, np.ndarray[Any, Any]]) -> str:
@@ -230,19 +163,22 @@ class RunFiles:
         return [f"state {self._state_path}: {fault}"] if fault else []
 
     def _begin_kept(self, driver: Driver, options: dict[str, Any]) -> list[str]:
-        """Restore the state that the cache folder keeps, and return a note if there is a fault."""
+        """Restore the state that the store keeps, and return notes about faults."""
+        notes = list[str]()
         try:
-            path = kept_path(self._target, self._device, driver.scheduler.name, options)
-            prepare(path)
+            key = key_of(self._target, self._device, driver.scheduler.name, options)
+            store.check()
         except InputError as error:
             self._keeps = False
             return [f"what the scheduler learns is not kept for the next run: {error}"]
-        try:
-            self._state = WarmState.load(path)
-            fault = self._resume(driver, options)
-        except InputError:
-            fault = f"a damaged file; {_COLD}"
-        return [f"state {path}: {fault}"] if fault else []
+        fault = ""
+        if (entry := store.get(key, notes)) is not None:
+            try:
+                self._state = WarmState.of(entry)
+                fault = self._resume(driver, options)
+            except ValueError:
+                fault = f"a damaged state; {_COLD}"
+        return [*notes, *([f"state {key.path}: {fault}"] if fault else [])]
 
     def _resume(self, driver: Driver, options: dict[str, Any]) -> str:
         """Restore the state if there is one, and return what of it cannot be used and why, else ""."""
@@ -294,11 +230,9 @@ class RunFiles:
         return WarmState(facts, scheduler.name, dict(options), learned, plan)
 
     def _keep(self, state: WarmState) -> list[str]:
-        """Write the state into the cache folder, and return a note if that fails."""
+        """Put the state into the store, and return a note if that fails."""
         try:
-            path = kept_path(self._target, self._device, state.scheduler, state.options)
-            state.save(path)
-            trim(path.parent)
+            store.put(key_of(self._target, self._device, state.scheduler, state.options), *state.content)
         except (InputError, OSError) as error:
             return [f"what the scheduler learned is not kept for the next run: {error}"]
         return []

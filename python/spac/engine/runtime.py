@@ -10,7 +10,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from spac import _core, env
+from spac import _core
 from spac.config import EngineConfig, SamplingConfig, Slots, VramLimit
 from spac.costs.estimator import CostEstimator
 from spac.engine.batch_recording import StepMeter
@@ -26,10 +26,10 @@ from spac.engine.prompt_progress import PromptProgress
 from spac.engine.run_files import RunFiles
 from spac.engine.server_loop import LoopOptions, check_loop, open_loop, served
 from spac.engine.setting import n_experts, setting_of
-from spac.engine.trials import Trial, Trials
 from spac.errors import InputError, one_line
 from spac.governor import Governor
 from spac.model.c_api import Model
+from spac.model.devices import schedules_beside
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
@@ -96,8 +96,7 @@ class Runtime:
                 config, options, pair, self.experts, self._trace, self.events, self.work.lock,
                 self._after_call, self._governor,
                 self._choose_graph if self.graphs is not None else None, self.steps, self._say,
-                self._make_room, self._prepare, self._beginnings,
-                Trials(self.events.beside, self._expert_cache.early_rows()), self._pauses,
+                self._make_room, self._prepare, self._beginnings, self._pauses,
             )  # fmt: skip
             """The loop of llama.cpp's server, to which callers may add hooks (`on`)."""
             undo.callback(self.loop.close)
@@ -112,8 +111,8 @@ class Runtime:
         if config.unused_options:
             self._notes.append(config.unused_options)
         self.events.settled = self.experts if config.deterministic else None
-        if (beside := env.FORM.get("schedule-beside")) is not False:
-            self.events.beside = Trial(beside)
+        place = self._pair.placement
+        self.events.beside = schedules_beside(place.devices, place.threads)
         self.events.driver = self._expert_cache.attach(config.scheduler)
 
     def save(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +17,6 @@ from spac.engine.events import Events
 from spac.engine.loop_sequence import Beginnings
 from spac.engine.pauses import Pauses
 from spac.engine.prompt_cache import cache_parameters
-from spac.engine.trials import Trials
 from spac.errors import InputError, one_line
 from spac.governor import BatchGovernor
 from spac.model.c_api import Model
@@ -108,17 +106,14 @@ class _Hooks:
         say: Callable[[str], object],
         prepare: Callable[[], object],
         beginnings: Beginnings,
-        trials: Trials,
         pauses: Pauses,
     ) -> None:
-        self._pauses = pauses
-        self._prepare, self._beginnings, self._trials = prepare, beginnings, trials
+        self._pauses, self._prepare, self._beginnings = pauses, prepare, beginnings
         self._governor, self._steps, self._after, self._say = governor, steps, after, say
         self._lengths: dict[int, int] = {}
 
     def text_begin(self, number: int) -> None:
         """Prepare for a prompt, and tell the sequence that it begins."""
-        self._trials.pause()
         self._prepare()
         if (begin := self._beginnings.pop(number, None)) is not None:
             begin()
@@ -136,10 +131,6 @@ class _Hooks:
             self._governor.prompt(step.prefill_ns * 1e-9)
         if lengths and step.verified and not self._pauses.settling:
             self._governor.observe(lengths, step, seconds)
-        if step.verified and not step.n_prompt:
-            self._trials.observe(step.batch.n_verified, time.monotonic())
-        else:
-            self._trials.pause()
         try:
             self._after()
         except Exception as error:  # the loop cannot take it
@@ -162,17 +153,15 @@ def open_loop(
     make_room: Callable[[], bool],
     prepare: Callable[[], object],
     beginnings: Beginnings,
-    trials: Trials,
     pauses: Pauses,
 ) -> _core.ServerLoop:
     """Return a loop on the contexts of a pair, with `governor` for its drafts.
 
     The loop holds `lock` while it computes. `prepare` is called before a prompt, then the function that
     `beginnings` has for it, and `after` at a step's end. `choose_graph` returns the size of a prompt's
-    graphs, None for the context's own. `steps` counts the loop's steps, and `trials` see their times. The
-    steps behind `pauses` teach the governor nothing. `say` receives notes. `make_room` is called when a
-    device had no memory for a step, and returns True if it has more. Raise InputError if a step does not fit
-    into a batch.
+    graphs, None for the context's own. `steps` counts the loop's steps. The steps behind `pauses` teach
+    the governor nothing. `say` receives notes. `make_room` is called when a device had no memory for a step,
+    and returns True if it has more. Raise InputError if a step does not fit into a batch.
     """
     _check_steps(config, pair)
     template, note = options.template(pair.target)
@@ -198,7 +187,7 @@ def open_loop(
     )  # fmt: skip
     _open.add(loop)
     events.subscribe(loop)
-    hooks = _Hooks(governor, steps, after, say, prepare, beginnings, trials, pauses)
+    hooks = _Hooks(governor, steps, after, say, prepare, beginnings, pauses)
     if config.draft_types:
         loop.on("draft_length", hooks.draft_length)
     loop.on("text_begin", events.noting(hooks.text_begin))

@@ -117,6 +117,13 @@ class RooflineGovernor(Governor):
             return None
         return self._tokens[self._last], self._cycle[self._last] * self._speed.factor
 
+    @property
+    def about(self) -> dict[str, float]:
+        """The length in force and the share of first drafted tokens that are accepted; empty at first."""
+        if self.curve is None:
+            return {}
+        return {"draft_length": self._k, "acceptance": round(float(self._accept.estimate()[0][0]), 3)}
+
     # Observations
 
     def begin(self, spent_s: float) -> None:

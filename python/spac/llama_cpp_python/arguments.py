@@ -107,7 +107,6 @@ class EngineArguments(TypedDict, total=False):
     cache_type_v_draft: str | None
     gpu_layers_draft: GpuLayers | Any | None
     paging: str | None
-    huge_pages: str | None
     lora: tuple[Adapter, ...] | Any | None
     cache_ram: int | None
     ctx_checkpoints: int | None

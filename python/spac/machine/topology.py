@@ -87,29 +87,20 @@ def placing(cpus: Sequence[Cpu], threads: int) -> list[int]:
     return ranked(cpus)[:threads] if is_uneven(cpus) else []
 
 
-def shared_nodes(cpus: Sequence[Cpu], policy: str | None = None) -> list[int]:
-    """Return the NUMA nodes that memory should be spread over; an empty list if it should not be spread.
+def numa_advice(cpus: Sequence[Cpu], policy: str | None = None) -> str | None:
+    """Return one line for a user whose memory lies on several NUMA nodes, else None.
 
     All threads read all weights, so weights that lie in one node's memory are read at that memory's speed.
     `policy` is a line of /proc/self/numa_maps, which is read by default. A policy that the user has chosen
     stays.
     """
-    nodes = sorted({cpu.node for cpu in cpus})
+    n_nodes = len({cpu.node for cpu in cpus})
     policy = _text(Path("/proc/self/numa_maps")).partition("\n")[0] if policy is None else policy
-    is_chosen = any(word in policy for word in ("interleave", "bind", "prefer"))
-    return nodes if len(nodes) > 1 and not is_chosen else []
-
-
-def numa_advice(cpus: Sequence[Cpu], policy: str | None = None) -> str | None:
-    """Return one line for a user whose memory lies on several NUMA nodes, else None.
-
-    `policy` is as in `shared_nodes`.
-    """
-    if not (nodes := shared_nodes(cpus, policy)):
+    if n_nodes < 2 or any(word in policy for word in ("interleave", "bind", "prefer")):
         return None
     return (
-        f"{len(nodes)} NUMA nodes: a mapped model lies in the memory of the node that read it first; "
-        "--huge-pages on copies it to all of them, and numactl --interleave=all spreads it"
+        f"{n_nodes} NUMA nodes: a mapped model lies in the memory of the node that read it first; "
+        "numactl --interleave=all spreads it"
     )
 
 

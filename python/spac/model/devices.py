@@ -10,6 +10,7 @@ from spac.config import EngineConfig
 from spac.config.values import VramLimit
 from spac.errors import InputError
 from spac.machine import nvidia
+from spac.machine.cpu import default_threads, physical_cores
 from spac.machine.device_memory import margin, simulated_index, size, spare
 from spac.model.gguf.info import ModelInfo
 from spac.model.known import KnownModel
@@ -195,6 +196,24 @@ def _layer_devices(config: EngineConfig, slots: tuple[_core.DeviceInfo, ...]) ->
         both = next(device.name for device in devices if device.name in names)
         raise InputError(f"slot_devices: {both} is a device of the layers (--device) too: name it once")
     return left
+
+
+def usual_threads(devices: Sequence[_core.DeviceInfo]) -> int:
+    """Return the number of CPU threads beside these devices, if no option gives one."""
+    shares = any(device.shares_host_cores for device in devices)
+    return default_threads(physical_cores(), gpu=bool(devices) and not shares, shares_cores=shares)
+
+
+def schedules_beside(devices: Sequence[_core.DeviceInfo], threads: int) -> bool:
+    """Return True if the scheduler works on a thread of its own while the next step computes.
+
+    It needs a core beside those of the threads that compute, and of the one that launches a GPU's work.
+    """
+    wanted = env.FORM.get("schedule-beside")
+    if wanted is not None:
+        return wanted
+    gpu = bool(devices) and not any(device.shares_host_cores for device in devices)
+    return gpu and physical_cores() >= threads + 2
 
 
 def current(device: _core.DeviceInfo) -> _core.DeviceInfo:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from spac import _core
-from spac.costs import cache
+from spac.costs import Costs, store
+from spac.errors import InputError
 from spac.machine.cpu import default_threads, physical_cores
 from spac.model import kernels
 from spac.model.gguf.info import ModelInfo
@@ -38,14 +41,22 @@ def expected_speed(info: ModelInfo, device: str) -> Speed | None:
     What the model's runs measured comes first. Without any, the CPU's speed is computed from the times of
     products with the model's types of weights, which runs of other models have left.
     """
-    costs = cache.newest(info.path, device)
+    costs = kept_costs(info.path, device)
     if costs is not None and costs.verify(1) > 0:
         return Speed(1 / costs.verify(1), COSTS if costs.experts else RUNS)
     if device != "cpu":
         return None
     threads = default_threads(physical_cores())
-    seconds = weights_seconds(info, threads, kernels.kept_times(threads))
+    seconds = weights_seconds(info, threads, kernels.kept_times(_core.trusted_cpu_kernels(), threads))
     return None if seconds is None else Speed(1 / seconds, WEIGHTS)
+
+
+def kept_costs(target: Path, device: str) -> Costs | None:
+    """Return the newest costs that runs of a target on a device left, with any settings; None without any."""
+    entry = store.newest("costs", target, device)
+    with suppress(InputError):
+        return Costs.from_dict(entry.value.get("costs")) if entry is not None else None
+    return None
 
 
 def read_bytes(info: ModelInfo) -> dict[str, float]:

@@ -17,9 +17,7 @@ def load_what_fits(
 
     The split is tried first if `load` left it out. Fewer generations at once follow if `parallel` is -1, and
     then fewer layers if `gpu_layers` is auto. The number is found by loading, because only loading shows how
-    much memory a context takes. Files are copied to pages of 2 MB in the last load alone, because a copy
-    takes long and no memory of the device.
-    `unload` undoes a `load`, also a failed one. Raises the errors of `load`.
+    much memory a context takes. `unload` undoes a `load`, also a failed one. Raises the errors of `load`.
     """
     try:
         load(config)
@@ -34,7 +32,6 @@ def load_what_fits(
             return
         if not config.gpu_layers.is_auto:
             raise
-    mapped = config if config.huge_pages == "off" else replace(config, huge_pages="off")
     fits, too_many, loaded = 0, n_layer + 1, -1
     while too_many - fits > 1:
         tried = (fits + too_many) // 2
@@ -42,12 +39,12 @@ def load_what_fits(
             if loaded >= 0:
                 unload()
             loaded = -1
-            load(replace(mapped, gpu_layers=GpuLayers(tried)))
+            load(replace(config, gpu_layers=GpuLayers(tried)))
             fits = loaded = tried
         except OutOfMemoryError:
             unload()
             too_many = tried
-    if loaded != fits or mapped is not config:
+    if loaded != fits:
         if loaded >= 0:
             unload()
         load(replace(config, gpu_layers=GpuLayers(fits)))

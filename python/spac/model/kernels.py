@@ -11,16 +11,14 @@ spac's wherever whole models were compared, so they are used only for types with
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from spac import _core, _library, env
+from spac import _core, env
+from spac.costs import store
 from spac.errors import InputError
-from spac.machine.cpu import cpu_description
-from spac.machine.files import read_plain, write_atomically
 from spac.machine.topology import mixes_kinds, read_cpus
 from spac.model.gguf.info import ModelInfo
 
@@ -44,12 +42,12 @@ Choice = tuple[str, str, bool]
 """The ways for one row and for several, and True if the latter computes dense matrices too."""
 
 
-def choose(types: Iterable[str], threads: int) -> dict[str, Choice]:
+def choose(types: Iterable[str], threads: int, notes: list[str] | None = None) -> dict[str, Choice]:
     """Make the CPU compute with the fastest ways for these types, and return them.
 
     The types' names are GGUF's or ggml's. Types without kept times are measured with this number of threads,
     which takes about a quarter of a second each. Types without kernels are left out. Nothing is measured with
-    SPAC_FORM=no-cpu-kernels.
+    SPAC_FORM=no-cpu-kernels. `notes` get a line for each file of kept times that cannot be used.
     """
     _core.set_uneven_cores(mixes_kinds(read_cpus(), threads))
     names = {ggml_name(kind) for kind in types}
@@ -59,7 +57,7 @@ def choose(types: Iterable[str], threads: int) -> dict[str, Choice]:
         _core.set_cpu_kernels(allowed)
         _allowed = allowed
     if allowed:
-        for kind, times in measured(wanted, threads).items():
+        for kind, times in measured(wanted, threads, notes).items():
             _core.choose_cpu_kernels(kind, *fastest(times))
     return {kind: _core.chosen_cpu_kernels(kind) for kind in wanted}
 
@@ -83,49 +81,34 @@ def fastest(times: Times) -> Choice:
     return one, several, times.get("dense", [0, 0])[1] > LEAST_GAIN * times[several][1]
 
 
-def measured(types: Sequence[str], threads: int) -> dict[str, Times]:
-    """Return the times of these types, from the cache or else from the trial.
+def measured(types: Sequence[str], threads: int, notes: list[str] | None = None) -> dict[str, Times]:
+    """Return the times of these types, from the store or else from the trial.
 
     A trial is not kept if other programs took too much of the cores. The next run measures again then.
     """
-    known = kept_times(threads)
+    known = kept_times(types, threads, notes)
     if missing := [kind for kind in types if kind not in known]:
         found, running = _core.time_cpu_kernels(missing, threads, SECONDS)
         known |= found
         if running >= UNDISTURBED:
-            store(known, threads)
+            for kind, key in keys_of(found, threads).items():
+                with suppress(InputError):  # A later run can measure again.
+                    store.put(key, {"times": found[kind]})
     return {kind: known[kind] for kind in types}
 
 
-def kept_times(threads: int) -> dict[str, Times]:
+def kept_times(types: Iterable[str], threads: int, notes: list[str] | None = None) -> dict[str, Times]:
     """Return the usable times that are kept of this machine, this build and this number of threads."""
-    path, key = kept_file(threads)
-    try:
-        page: Any = json.loads(read_plain(path))
-        stored = dict(page["times"]) if page["key"] == key else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    checked = {kind: _checked(times) for kind, times in stored.items()}
-    return {kind: times for kind, times in checked.items() if times is not None}
+    keys, notes = keys_of(types, threads), notes if notes is not None else []
+    entries = {kind: store.get(key, notes) for kind, key in keys.items()}
+    times = {kind: _checked(entry.value.get("times")) for kind, entry in entries.items() if entry is not None}
+    return {kind: each for kind, each in times.items() if each is not None}
 
 
-def kept_file(threads: int) -> tuple[Path, dict[str, Any]]:
-    """Return the cache file, which may not exist, and the key that it begins with."""
-    file = _library.library_path().stat()
-    build = f"{_core.__version__}, {_core.system_info().strip()}, {file.st_size} bytes, {file.st_mtime_ns}"
-    key = {"cpu": cpu_description(), "threads": threads, "library": build}
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    return env.cache_folder() / "kernels" / f"{name}.json", key
-
-
-def store(times: Mapping[str, Times], threads: int) -> None:
-    """Write the cache file. Ignore errors, because a later run can measure again."""
-    path, key = kept_file(threads)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({"key": key, "times": times}, indent=1).encode())
-    except (OSError, InputError):
-        pass
+def keys_of(types: Iterable[str], threads: int) -> dict[str, store.Key]:
+    """Return the key of each type's times in the store."""
+    key = store.Key.of("kernels", threads=threads)
+    return {kind: replace(key, more=kind) for kind in types}
 
 
 def _checked(times: Any) -> Times | None:

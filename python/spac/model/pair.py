@@ -18,7 +18,6 @@ from spac.model.c_api import MTP, Context, Model
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
-from spac.model.huge_pages import Copying, obstacle
 from spac.model.images import open_projector
 from spac.model.lora import apply_adapters, load_adapters
 from spac.model.paging import give_back, paging_note
@@ -99,8 +98,6 @@ class ModelPair:
         self._progress, self._loader = progress, loader
         self._all_rows = all_rows if loader is None else loader.all_rows
         self._closing = ExitStack()
-        self.copied: list[Model] = []
-        """The models whose files were copied to memory instead of being mapped."""
         target = Path(config.target)
         info = check_model(target, "target", config.override_kv) if loader is None else loader.info
         # A model without experts stays where its own loader puts it.
@@ -133,7 +130,6 @@ class ModelPair:
     def _unload(self) -> None:
         """Undo an attempt to load, also one that failed."""
         self._free()
-        self.copied.clear()
         if self._loader is not None:
             self._loader.free()
             if self.pool is not None:
@@ -171,10 +167,9 @@ class ModelPair:
         if loader is None and place.device is None and info.is_moe and not kernels.repacks(info):
             model["use_extra_bufts"] = False
         model |= config.model_params
-        copying = self._copying(info, model)
-        with copying.scope(paged=place.paged) as scope, self._room_for_prompts(scope.experts):
+        with _core.LoadScope(place.paged) as scope, self._room_for_prompts(scope.experts):
             if loader is None:
-                self.target = self._keep(Model(info.path, place.handles(), model, copying.loading))
+                self.target = self._keep(Model(info.path, place.handles(), model, self._report(info)))
                 load_adapters(self.target, config.lora)
                 self._open_target_context()
             else:
@@ -187,7 +182,6 @@ class ModelPair:
                 load_adapters(self.target, config.lora)
                 apply_adapters(self.target, self.target_context)
         del kept  # The library has read it.
-        self._note_copy(self.target, copying)
         self.experts = scope.experts if place.device is not None else None
 
     def _target_fields(self) -> dict[str, Any]:
@@ -249,10 +243,9 @@ class ModelPair:
             **model_values(config, is_draft=True, on_device=place.device is not None),
             "load_mtp": "draft-mtp" in config.draft_types, **config.model_params,
         }  # fmt: skip
-        copying = self._copying(info, params, is_draft=True)
-        with copying.scope() as scope:
-            self.draft = self._keep(Model(info.path, place.handles(is_draft=True), params, copying.loading))
-        self._note_copy(self.draft, copying)
+        with _core.LoadScope() as scope:
+            handles = place.handles(is_draft=True)
+            self.draft = self._keep(Model(info.path, handles, params, self._report(info)))
         if place.device is not None and (experts := scope.experts) is not None:
             experts.set_counting(False)
             self.draft_experts = experts
@@ -335,21 +328,12 @@ class ModelPair:
         self._closing.callback(owned.close)
         return owned
 
-    def _copying(self, info: ModelInfo, params: dict[str, Any], *, is_draft: bool = False) -> Copying:
-        config, place, progress = self._config, self.placement, self._progress
-        wanted, why = config.huge_pages == "on", ""
-        if wanted:
-            paged = place.paged and not is_draft
-            why = obstacle(config, info, params, place.device, paged=paged, is_draft=is_draft)
-        report = None if progress is None else lambda done: progress(info.path, done)
-        return Copying(info, report, copies=wanted and not why, obstacle=why)
+    def _report(self, info: ModelInfo) -> Callable[[float], bool] | None:
+        """Return the callback that gets the loaded share of a model's file; None without `progress`."""
+        progress = self._progress
+        return None if progress is None else lambda done: progress(info.path, done)
 
     # ---- notes and facts
-
-    def _note_copy(self, model: Model, copying: Copying) -> None:
-        self.notes += copying.notes()
-        if copying.n_bytes:
-            self.copied.append(model)
 
     def _note(self) -> None:
         """Add the notes about what was loaded, and give memory back that the device has taken over."""

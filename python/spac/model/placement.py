@@ -13,11 +13,19 @@ from spac.config import EngineConfig
 from spac.config.engine import AUTO_PARALLEL, DEFAULT_CONTEXT
 from spac.errors import OutOfMemoryError, SpacError
 from spac.machine import nvidia
-from spac.machine.cpu import default_threads, missing_features, physical_cores, threads_advice
+from spac.machine.cpu import missing_features, physical_cores, threads_advice
 from spac.machine.device_memory import simulated_index, size
 from spac.machine.topology import numa_advice
 from spac.model import kernels
-from spac.model.devices import choose_devices, current, devices_of, room_on, set_switches, without_kernels
+from spac.model.devices import (
+    choose_devices,
+    current,
+    devices_of,
+    room_on,
+    set_switches,
+    usual_threads,
+    without_kernels,
+)
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
 from spac.model.paging import is_paged
@@ -68,7 +76,8 @@ class Placement:
             self._choose_devices()
         self.threads: int = config.threads or self._default_threads
         """The number of CPU threads that compute a token."""
-        kernels.choose({*info.types, *(self.draft.types if self.draft is not None else ())}, self.threads)
+        types = {*info.types, *(self.draft.types if self.draft is not None else ())}
+        kernels.choose(types, self.threads, self.notes)
         self._note_device()
         if config.rpc:
             self.remote = RemoteLayers(config, info, self.device)
@@ -206,8 +215,7 @@ class Placement:
 
     @property
     def _default_threads(self) -> int:
-        gpu = self.device is not None and not self.shares_cores
-        return default_threads(physical_cores(), gpu=gpu, shares_cores=self.shares_cores)
+        return usual_threads(self.devices)
 
     @property
     def prompt_threads(self) -> int:
