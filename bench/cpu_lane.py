@@ -2,11 +2,11 @@
 
 It measures one token at a time (32 in a row), batches of four tokens, and a prompt of 256 tokens, each from
 an empty context, with random tokens and the logits of the last one, as llama-bench does. The systems are
-spac, the unpatched library (weights repacked as it likes, and plain), and other engines' llama-bench programs
 spac, the unpatched library (weights repacked as it likes, and plain), and other engines' llama-bench
 programs with their options (--peer "NAME=LLAMA_BENCH OPTIONS"). They run in turns, each in a process of its
 own, and the file is read before each. The table has medians in tokens per second and ranges, and spac's
 speed over each other's, as the median of the rounds' ratios.
+"""
 
 from __future__ import annotations
 

@@ -171,16 +171,15 @@ template <typename Result, typename... Args> auto at_home(Result (Experts::*meth
 
 // A LoadScope that lives from __enter__ to __exit__. The handle on the experts stays valid afterwards.
 struct PyLoadScope {
-    bool                              paged = false;
-    std::shared_ptr<spac::HugeCopies> copies;
-    std::optional<spac::LoadScope>    scope;
-    std::shared_ptr<Experts>          experts;
+    bool                           paged = false;
+    std::optional<spac::LoadScope> scope;
+    std::shared_ptr<Experts>       experts;
 
     void enter() {
         if (scope) {
             throw spac::InputError("the LoadScope is entered already: use one for each model");
         }
-        scope.emplace(paged, copies);
+        scope.emplace(paged);
     }
     void exit() {
         experts = get();
@@ -272,13 +271,12 @@ void bind_experts(py::module_ & m) {
 
     py::class_<PyLoadScope>(m, "LoadScope",
                             "A scope that collects the experts of models loaded in it, on this thread, in `experts`.")
-        .def(py::init([](bool paged, std::shared_ptr<spac::HugeCopies> copies) {
-                 auto made    = std::make_unique<PyLoadScope>();
-                 made->paged  = paged;
-                 made->copies = std::move(copies);
+        .def(py::init([](bool paged) {
+                 auto made   = std::make_unique<PyLoadScope>();
+                 made->paged = paged;
                  return made;
              }),
-             py::arg("paged") = false, py::arg("copies") = nullptr)
+             py::arg("paged") = false)
         .def("__enter__",
              [](py::object self) {
                  self.cast<PyLoadScope &>().enter();

@@ -695,33 +695,14 @@ class HostBytes:
     why: Final[str]
     """The reason why a part that could be pinned is not: "off", "limit", "refused", or "" for none."""
 
-class HugeCopies:
-    """A copier of a model's files to huge pages, with so many threads.
-
-    The properties describe all files together. `progress` gets the bytes copied so far. When it returns False
-    or raises, the copying stops. Pages lie in the memories of these NUMA `nodes` by turns, if the system
-    allows it. Without nodes, they lie in the memory of the thread that copies.
-    """
-
-    def __init__(self, n_threads: int, nodes: list[int], progress: Callable[[int], bool]) -> None: ...
-    bytes: Final[int]
-    huge_bytes: Final[int]
-    """The number of bytes that were on huge pages at the end."""
-    seconds: Final[float]
-    failure: Final[str]
-    """The reason why a file was not copied, or "" if none failed."""
-    error: Final[BaseException | None]
-    """The exception that progress raised."""
-
 class LoadScope:
     """A `with` block that puts the experts of models loaded in it, on this thread, in `experts`.
 
     `paged` means that memory cannot hold the experts. Then the file is read only where it is needed, and
-    nothing is pinned. `copies` copies the files to huge pages instead of mapping them. With None, the files
-    are mapped.
+    nothing is pinned.
     """
 
-    def __init__(self, paged: bool = False, copies: HugeCopies | None = None) -> None: ...
+    def __init__(self, paged: bool = False) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /

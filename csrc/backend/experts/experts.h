@@ -5,7 +5,6 @@
 #pragma once
 
 #include "core/home_process.h"
-#include "core/huge_pages.h"
 #include "core/not_copied.h"
 #include "core/trace.h"
 
@@ -261,17 +260,14 @@ class Experts {
 class LoadScope : NotCopied {
   public:
     // `paged` means that the experts exceed the memory: the file is read only as it is needed, and is not pinned.
-    // `copies` copies the model's files to huge pages; if it is null, the files are mapped.
-    explicit LoadScope(bool paged = false, std::shared_ptr<HugeCopies> copies = nullptr);
+    explicit LoadScope(bool paged = false);
     ~LoadScope();
 
     std::shared_ptr<Experts> experts() const;
-    HugeCopies *             copies() const { return copies_.get(); }
 
   private:
-    std::shared_ptr<Experts>    experts_;
-    std::shared_ptr<HugeCopies> copies_;
-    LoadScope *                 outer_;
+    std::shared_ptr<Experts> experts_;
+    LoadScope *              outer_;
 };
 
 // A guard that makes loading fail where ggml would end the process.

@@ -4,9 +4,7 @@
 #include "core/error.h"
 #include "ggml.h"
 
-#include <cerrno>
 #include <cstdio>
-#include <exception>
 #include <utility>
 
 #include <sys/mman.h>
@@ -15,26 +13,6 @@ namespace spac {
 namespace {
 thread_local LoadScope * open_scope = nullptr;
 thread_local int         guards     = 0;
-
-// Returns true for the arguments with which llama.cpp maps a model's file.
-bool is_weights(const void * address, int protection, int flags, int fd, off_t offset) {
-    return address == nullptr && protection == PROT_READ && (flags & MAP_SHARED) != 0 && fd >= 0 && offset == 0;
-}
-
-// Returns the file's copy on huge pages, which is unmapped as the file would be. It is null if there is no copy, and
-// MAP_FAILED if the user has stopped the copying.
-void * copy_of_file(HugeCopies & copies, int fd, size_t length) {
-    try {
-        void * const copy = copies.copy(fd, length);
-        if (copy == nullptr && copies.report().stopped) {
-            errno = ECANCELED;
-            return MAP_FAILED;
-        }
-        return copy;
-    } catch (const std::exception &) { // no memory for a text; no exception may cross a C interface
-        return nullptr;
-    }
-}
 
 void on_abort(const char * message) {
     unwind_if_full();
@@ -45,7 +23,7 @@ void on_abort(const char * message) {
 }
 } // namespace
 
-LoadScope::LoadScope(bool paged, std::shared_ptr<HugeCopies> copies) : copies_(std::move(copies)), outer_(open_scope) {
+LoadScope::LoadScope(bool paged) : outer_(open_scope) {
     auto experts = std::make_shared<ModelExperts>();
     if (paged) {
         experts->set_paged();
@@ -80,18 +58,12 @@ AbortGuard::Pause::~Pause() { guards = before_; }
 
 // The linker sends calls of mmap here (--wrap), and calls of the __real_ name to the system's function. llama.cpp reads
 // the whole file when it maps it (MAP_POPULATE). With a file that exceeds the memory, the beginning is dropped again
-// before the end is read, so a paged file is mapped without it. A copy on huge pages takes the mapping's place if one
-// is wanted. If the copy fails, the file is mapped.
+// before the end is read, so a paged file is mapped without it.
 extern "C" void * __real_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
 extern "C" void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset);
 
 void * __wrap_mmap(void * address, size_t length, int protection, int flags, int fd, off_t offset) {
     spac::LoadScope * const scope = spac::open_scope;
-    if (scope != nullptr && scope->copies() != nullptr && spac::is_weights(address, protection, flags, fd, offset)) {
-        if (void * copy = spac::copy_of_file(*scope->copies(), fd, length); copy != nullptr) {
-            return copy;
-        }
-    }
-    const bool paged = scope != nullptr && spac::experts_for_load()->paged();
+    const bool              paged = scope != nullptr && spac::experts_for_load()->paged();
     return __real_mmap(address, length, protection, paged ? flags & ~MAP_POPULATE : flags, fd, offset);
 }
