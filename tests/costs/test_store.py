@@ -99,6 +99,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(folder: Path) -> None:
         with pytest.raises(InputError) as refused:
             act()
         assert "\n" not in str(refused.value)
+    assert found(KEY) is None
 
 
 WRITER = """

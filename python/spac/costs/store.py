@@ -51,15 +51,16 @@ class Key:
     @classmethod
     def of(
         cls, kind: str, *, device: str = "", threads: int = 0, target: Path | None = None,
-        draft: Path | None = None, build: bool = True, more: str = "",
+        draft: Path | None = None, timed: bool = True, more: str = "",
     ) -> Key:  # fmt: skip
-        """Return the key of an entry of this machine and, with `build`, of this build.
+        """Return the key of an entry. What is left out does not matter to it.
 
-        What is left out does not matter to the entry. Raise InputError if a model's file cannot be read.
+        An entry that is `timed` depends on this processor and this build. Raise InputError if a model's file
+        cannot be read.
         """
         models = ["" if file is None else fingerprint(file) for file in (target, draft)]
-        about = _build() if build else ""
-        return cls(kind, cpu_description(), device, threads, models[0], models[1], about, more)
+        cpu, build = (cpu_description(), _build()) if timed else ("", "")
+        return cls(kind, cpu, device, threads, models[0], models[1], build, more)
 
     @property
     def path(self) -> Path:
@@ -124,12 +125,12 @@ def newest(kind: str, target: Path, device: str) -> Entry | None:
 
     `device` is a name. The draft, the threads and the other settings may be any.
     """
-    wanted, builds = {"cpu": cpu_description(), "target": fingerprint(target)}, ("", _build())
+    wanted = {"target": [fingerprint(target)], "cpu": ["", cpu_description()], "build": ["", _build()]}
     for path in sorted(folder().glob(f"{kind}-*.npz"), key=_age):
         with suppress(InputError):
             entry = read(path)
             key = entry.key if entry is not None and isinstance(entry.key, dict) else {}
-            fits = wanted.items() <= key.items() and key.get("build") in builds
+            fits = all(key.get(name) in values for name, values in wanted.items())
             if fits and str(key.get("device")).split(",")[0] == device:
                 return entry
     return None
@@ -192,7 +193,7 @@ def read(path: Path, what: str = "an entry of spac's store") -> Entry | None:
     """
     try:
         data = read_plain(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:  # A null character in the name raises ValueError.
         raise unreadable(path, error) from None

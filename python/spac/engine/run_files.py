@@ -50,12 +50,12 @@ _FACTS = {
 
 
 def key_of(target: Path, device: str, scheduler: str, options: Mapping[str, Any]) -> store.Key:
-    """Return the store's key for a target, a device and a scheduler. Any build can use such an entry.
+    """Return the store's key for a target, a device and a scheduler, on any processor and with any build.
 
     Raise InputError if the target cannot be read.
     """
     more = json.dumps([scheduler, options], sort_keys=True)
-    return store.Key.of("state", device=device, target=target, build=False, more=more)
+    return store.Key.of("state", device=device, target=target, timed=False, more=more)
 
 
 @dataclass(frozen=True)

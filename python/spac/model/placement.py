@@ -287,7 +287,7 @@ class Placement:
         if self.paged:
             fields["load_mode"] = LOAD_MODES["mmap"]  # auto does not map on every device
         if self.remote is not None:
-            fields |= self.remote.fields(config.gpu_layers.count, () if self.device is None else (1,))
+            fields |= self.remote.fields(config.gpu_layers.count, has_device=self.device is not None)
         elif len(self.devices) > 1 and config.tensor_split is not None:
             fields["layer_split"] = list(config.tensor_split)
         if self.slot_layers is not None:

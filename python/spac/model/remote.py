@@ -79,26 +79,25 @@ class RemoteLayers:
         gone = int(there * experts), int(there * min(dense, info.n_layer * info.layer_bytes - experts))
         return replace(info, expert_bytes=experts - gone[0], file_size=info.file_size - sum(gone))
 
-    def fields(self, wanted: int | None, weights: Sequence[float]) -> dict[str, Any]:
+    def fields(self, wanted: int | None, *, has_device: bool) -> dict[str, Any]:
         """Return the fields of llama_model_params, and `layer_split`, that put layers where they belong.
 
-        `wanted` is `--gpu-layers`: the layers on this machine's devices, the output among them; None means
-        all. `weights` has a number for each of these devices, in proportion to which they share the layers.
-        llama.cpp puts layers that no device gets on the CPU, and then fills the devices in their order.
+        `wanted` is `--gpu-layers`: the layers on this machine's device, the output among them; None means
+        all. llama.cpp puts layers that no device gets on the CPU, and then fills the devices in their order.
         `layer_split` is a list of the devices' parts. The fields hold until the next call.
         """
         if not self.n_layers:
             return {}
         counts = [n for n in self._counts if n]
         most = self._n_layer + 1 - self.n_layers
-        here = 0 if not weights else most if wanted is None else min(wanted, most)
+        here = 0 if not has_device else most if wanted is None else min(wanted, most)
         self._entries = _core.SlotLayers()
         if here:
-            shares = [*counts, *divided(here, weights)]
+            shares = [*counts, here]
         else:
             # llama.cpp counts the output as the last device's. It stays here, since logits are large.
             self._entries.keep_output()
-            shares = [*counts[:-1], counts[-1] + 1, *(0 for _ in weights)]
+            shares = [*counts[:-1], counts[-1] + 1, *([0] * has_device)]
         fields = {"n_gpu_layers": self.n_layers + max(1, here), "layer_split": shares}
         if not here:
             fields["tensor_buft_overrides"] = self._entries.address
