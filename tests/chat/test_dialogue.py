@@ -65,32 +65,23 @@ def test_the_status_tells_of_reading_first(dialogue):
 
 
 def test_the_oldest_exchanges_are_forgotten_and_not_lost(dialogue):
+    """The rest is read again, so what is forgotten makes room for more than one answer."""
     dialogue.conversation.system = "# Python"
-    forgotten = []
-    for turn in range(12):
+    forgotten, read_again = [0], 0
+    for turn in range(24):
         said(dialogue, f"def f{turn}(x): write this function please")
         forgotten.append(dialogue.n_forgotten)
         stats = dialogue.generation.stats
         assert stats.prompt_tokens + stats.generated_tokens <= stats.context
         assert not dialogue.ended_by_context
-    assert forgotten == sorted(forgotten)
-    assert 0 < forgotten[-1] < 12
-    assert len(dialogue.conversation.exchanges) == 12
-    messages = dialogue.conversation.messages(skip=dialogue.n_forgotten)
-    assert messages[0] == {"role": "system", "content": "# Python"}
-
-
-def test_what_is_forgotten_makes_room_for_more_than_one_answer(dialogue):
-    """The rest of the conversation is read again each time."""
-    read_again = 0
-    for turn in range(24):
-        before = dialogue.n_forgotten
-        said(dialogue, f"def f{turn}(x): write this function please")
-        stats = dialogue.generation.stats
-        if dialogue.n_forgotten > before:
+        if forgotten[-1] > forgotten[-2]:
             read_again += 1
             assert 2 * stats.prompt_tokens <= stats.context
-    assert 0 < read_again < dialogue.n_forgotten
+    assert forgotten == sorted(forgotten)
+    assert 0 < read_again < forgotten[-1] < 24
+    assert len(dialogue.conversation.exchanges) == 24
+    messages = dialogue.conversation.messages(skip=dialogue.n_forgotten)
+    assert messages[0] == {"role": "system", "content": "# Python"}
 
 
 def test_a_message_that_does_not_fit(dialogue):

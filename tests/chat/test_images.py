@@ -54,16 +54,8 @@ def test_an_image_goes_with_one_message(engine, tmp_path):
     again = opened(engine)
     run_command(again, f"/load {tmp_path / 'talk.json'}")
     assert again.conversation == dialogue.conversation
-
-
-def test_an_image_in_a_chat_of_the_engine(engine, tmp_path):
-    (tmp_path / "a.png").write_bytes(png(64, 96))
-    dialogue = opened(engine)
-    dialogue.show(str(tmp_path / "a.png"))
-    seen = said(dialogue, "look")
-    [exchange] = dialogue.conversation.exchanges
     message = engine.chat(Conversation().messages("look", images=exchange.images), 8).message()
-    assert message["content"].lstrip() == seen
+    assert message["content"].lstrip() == seen, "a chat of the engine sees it too"
 
 
 def test_what_cannot_be_shown(engine, tmp_path, tiny_model):

@@ -106,7 +106,7 @@ def test_messages_of_several_lines(monkeypatch, typed, meant):
         lines.read()
 
 
-@given(st.text(st.sampled_from('ab"\\\n ')))
+@given(st.text(st.sampled_from('ab"\\\n /')))
 def test_whatever_is_typed_can_be_ended(text):
     """One more line completes every message that is not complete."""
     assert is_complete(text) or is_complete(text + "\n") or is_complete(text + '\n"""')

@@ -182,13 +182,6 @@ def test_a_template_on_the_command_line(chat, templated):
     assert more == less + 10
 
 
-def test_a_message_that_does_not_fit(chat):
-    done = chat("word " * 400, "x", options=("-n", 4, "-c", 256, "-q"))
-    assert done.code == 2
-    assert "the context holds 256" in done.error
-    assert done.out.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -307,3 +300,9 @@ def test_setting_a_sampling_option(chat):
         "temp must be", "'grammar' is none of seed, temp,", "/set needs NAME VALUE",
     ):  # fmt: skip
         assert words in done.err
+
+
+def test_a_long_chat_forgets_and_says_so(chat):
+    done = chat(*(["import os and sys and time"] * 14), options=("-n", 16, "-c", 256))
+    assert (done.code, done.out.count("\n") >= 14) == (0, True)
+    assert "context full: the oldest" in done.err

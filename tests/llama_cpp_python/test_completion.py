@@ -7,7 +7,7 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spac.llama_cpp_python.completion import AnswerText, Asked, completion
@@ -37,6 +37,7 @@ def same(part: Any) -> Any:
     return {name: value for name, value in part.items() if name not in ("id", "created")}
 
 
+@example(tokens=[], words=["b", " a", "b"], stop=["ab"], stream=True, prompt="ab", preserves=False)
 @given(
     tokens=st.lists(st.integers(0, 260), max_size=30), words=st.lists(st.sampled_from(WORDS), max_size=12),
     stop=st.lists(st.sampled_from(STOPS), max_size=3), stream=st.booleans(),

@@ -56,13 +56,16 @@ def computed(llm: Llama) -> dict[str, Logits]:
     return logits(llm.engine._pair)
 
 
-def test_from_a_configuration(models, adapter, expected):
+@pytest.mark.parametrize(
+    "name", ["two layers", *(name for name, each in SETTINGS.items() if "override_kv" in each.ours)]
+)
+def test_from_a_configuration(name, models, adapter, expected):
     """Its options are those of the engine, and a note says that layers are left out."""
-    setting = SETTINGS["two layers"]
+    setting = SETTINGS[name]
     config = EngineConfig(models[setting.family], **{**BASE, **settings_of(setting.ours, adapter)})
     with closing(Llama.from_config(config, verbose=False)) as llm:
-        assert first_difference("two layers", "Llama", computed(llm), expected["two layers"]) is None
-        assert len([note for note in llm.notes if "--gpu-layers" in note]) == 1
+        assert first_difference(name, "Llama", computed(llm), expected[name]) is None
+        assert len([note for note in llm.notes if "--gpu-layers" in note]) == (name == "two layers")
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "no layer"])  # 0 means all of them

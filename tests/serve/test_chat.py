@@ -129,32 +129,6 @@ def test_the_servers_sampling_holds_where_a_request_does_not_say(client):
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"messages": [{"role": "user"}]}, "content"),
-        ({"messages": [*USER, *[{"role": "assistant", "content": "a"}] * 2]}, "2 or more assistant messages"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
-        ({"messages": 3}, "messages"),
-        ({"response_format": {"type": "much"}}, "response_format"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_refused(client, asked, named, stream):
-    with pytest.raises(openai.BadRequestError, match=named) as refused:
-        chat(client, stream=stream, **asked)
-    assert refused.value.status_code == 400
-
-
-def test_a_template_that_refuses(client):
-    """The error has the template's own words, and the next request is served."""
-    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
-    with pytest.raises(openai.BadRequestError, match="mmproj"):
-        chat(client, messages)
-    assert chat(client, max_tokens=2).usage.completion_tokens == 2
-
-
-@pytest.mark.parametrize(
     ("options", "named"),
     [
         (("--chat-template", "{% if %}"), "chat template cannot be used"),

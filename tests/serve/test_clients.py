@@ -12,10 +12,7 @@ from tools.clients.__main__ import checks
 from tools.clients.serving import served
 from tools.clients.table import CLIENTS
 
-PACKAGES = {
-    "openai": "openai", "anthropic": "anthropic", "langchain": "langchain_openai", "litellm": "litellm",
-    "haystack": "haystack",
-}  # fmt: skip
+PACKAGES = {"openai": "openai", "anthropic": "anthropic", "langchain": "langchain_openai"}
 
 
 @pytest.fixture(scope="module")

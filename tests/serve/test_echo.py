@@ -62,14 +62,3 @@ def test_a_stream_begins_with_the_prompt(server):
         for field in ("tokens", "text_offset"):
             joined = [each for part in mine if part.logprobs for each in getattr(part.logprobs, field)]
             assert joined == getattr(whole.choices[index].logprobs, field)
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [({"prompt": {"prompt_string": "a"}}, "echo repeats a text"), ({"prompt": []}, "echo repeats a text"),
-     ({"prompt": ["a", ["b", 3]]}, "echo repeats a text"), ({"logprobs": 21}, "logprobs"),
-     ({"logprobs": "two"}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"prompt": [10**9]}, "prompt"),
-     ({"prompt": [5] * 2100, "logprobs": 1}, "maximum context length")],
-)  # fmt: skip
-def test_what_cannot_be_repeated(server, asked, says):
-    assert says in server.refusal(COMPLETIONS, {"prompt": PROMPT, "max_tokens": 3, "echo": True, **asked})

@@ -77,12 +77,13 @@ def test_the_text_of_messages_follows_llama_servers_fields(thinking_server):
         assert json.loads("".join(part["text"] for part in content if part["type"] == "text")) == [1, 2], form
 
 
-@pytest.mark.parametrize("name", ["n", "n_cmpl"])
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-def test_messages_and_responses_have_one_answer(thinking_server, path, name):
-    message = thinking_server.refusal(path, {**SHORT[path], name: 2})
-    assert "Responses and Messages have one answer" in message
-    thinking_server.post(path, {**SHORT[path], name: 1})
+def test_messages_and_responses_have_one_answer(thinking_server, path):
+    for name in ("n", "n_cmpl"):
+        assert "Responses and Messages have one answer" in thinking_server.refusal(
+            path, {**SHORT[path], name: 2}
+        )
+        thinking_server.post(path, {**SHORT[path], name: 1})
 
 
 def test_messages_without_reasoning(thinking_server):

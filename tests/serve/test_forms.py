@@ -231,14 +231,6 @@ def test_a_call_of_a_tool_that_is_left_out_is_not_required():
         formed(forms.RESPONSES, json.dumps({**request, "tool_choice": "required"}).encode())
 
 
-@pytest.mark.parametrize(
-    "part", [{"type": "file", "file": {"file_id": "f"}}, {"type": "image", "source": {"type": "file"}}]
-)
-def test_a_file_of_another_server_is_refused(server, part):
-    path = "/v1/messages" if part["type"] == "image" else "/v1/chat/completions"
-    assert "send it" in server.refusal(path, {"messages": [{"role": "user", "content": [part]}], **FEW})
-
-
 def test_a_file_that_is_no_text_is_refused():
     for file in ({"type": "input_file", "file_id": "f"}, {"type": "input_file", "file_data": "!"}):
         with pytest.raises(Refusal, match="send its text"):

@@ -39,9 +39,8 @@ OPTIONS: dict[str, Any] = {
 PROMPTS = (
     "def fibonacci(n):\n", "class Stack:\n    def push(self, item):\n" * 4, "import os\n" * 9, "x = 1\n",
     "# A queue\nclass Queue:\n", "for i in range(9):\n    print(i)\n" * 2,
-    "import os\nimport sys\n", "while True:\n    pass\n" * 3,
 )  # fmt: skip
-N = 24
+N = 16
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {}, "ngram": {"draft_type": "ngram-simple", "draft_length": 3},
     "simple": {"draft": "qwen3", "draft_length": 3},

@@ -108,8 +108,7 @@ def test_the_targets_routers_are_asked_about_the_drafts_states(draft):
 
 PROMPTS = (
     "def fibonacci(n):\n", "class Stack:\n    def push(self, item):\n", "import os\nimport sys\n",
-    "for i in range(9):\n    print(i)\n", "# A queue\nclass Queue:\n", "while True:\n    pass\n",
-    "x = [1, 2, 3]\n", "def main():\n    parser = ",
+    "for i in range(9):\n    print(i)\n", "# A queue\nclass Queue:\n", "def main():\n    parser = ",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -518,16 +519,15 @@ def test_text_files(page):
     assert page.count("#attached li") == 0
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_it_fits(page, dark):
-    page.open(dark=dark)
+def test_it_fits(page):
+    page.open()
     page.ask("Add", REASONED)
-    for width in WIDTHS:
+    for dark, width in product((False, True), WIDTHS):
         page.browser.view(width, 844, dark=dark, phone=width < 500)
         for panel in (None, "live", "chats"):
             if panel is not None:
                 page.click(f"#show-{panel}")
             page.wait(f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
             assert page.value(OVERFLOWING) == []
-    assert (lightness(page) < 60) == dark
+        assert (lightness(page) < 60) == dark
     assert page.browser.complaints == []

@@ -16,6 +16,11 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 TOO_LONG = "word " * 3000
+EMBEDDINGS = "/v1/embeddings"
+
+
+def user(*blocks: object) -> dict:
+    return {"messages": [{"role": "user", "content": list(blocks)}]}
 
 
 def of_schema(schema: dict) -> dict:
@@ -52,7 +57,19 @@ ODD = [
     (CHATS, of_schema({"type": "odd"}), "unrecognized type odd"),
     (CHATS, of_schema({"type": "string", "pattern": "["})),
     (CHATS, {"tools": [TOOL], "tool_choice": "required"}), (CHATS, {"tools": [TOOL], "tool_choice": NAMED}),
-    (CHATS, {"tool_choice": "required"}),
+    (CHATS, {"tool_choice": "required"}), (CHATS, {"tools": [{"type": "function"}]}, "tools"),
+    (CHATS, {"messages": [{"role": "user"}]}, "content"), (CHATS, {"messages": 3}, "messages"),
+    (CHATS, {"messages": [*CHAT["messages"], *[{"role": "assistant", "content": "a"}] * 2]},
+     "2 or more assistant messages"),
+    (CHATS, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
+    (CHATS, user({"type": "image_url", "image_url": {"url": "data:,"}}), "mmproj"),
+    (CHATS, user({"type": "file", "file": {"file_id": "f"}}), "send it"),
+    *((COMPLETIONS, {"echo": True, **more}, says) for more, says in (
+        ({"prompt": {"prompt_string": "a"}}, "echo repeats a text"), ({"prompt": []}, "echo repeats a text"),
+        ({"prompt": ["a", ["b", 3]]}, "echo repeats a text"), ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": "two"}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"prompt": [10**9]}, "prompt"),
+        ({"prompt": [5] * 2100, "logprobs": 1}, "maximum context length"),
+    )),
     (CHATS, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
 ]  # fmt: skip
 """Requests by path, and words of the refusal if it is certain."""
@@ -66,15 +83,11 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f"}
 IMAGE = {"type": "image", "source": {"type": "base64", "data": "AAAA", "media_type": "image/png"}}
 
 
-def user(*blocks: object) -> dict:
-    return {"messages": [{"role": "user", "content": list(blocks)}]}
-
-
 OTHERS = [
     (MESSAGES, {"max_tokens": None}), (MESSAGES, {"max_tokens": 0}), (MESSAGES, {"messages": []}),
     (MESSAGES, {"messages": [3]}), (MESSAGES, {"messages": [{"role": "tool", "content": "x"}]}),
     (MESSAGES, {"messages": [{"role": "user"}]}), (MESSAGES, user(IMAGE)),
-    (MESSAGES, user({**IMAGE, "source": {"type": "file"}})),
+    (MESSAGES, user({**IMAGE, "source": {"type": "file"}}), "send it"),
     (MESSAGES, user({**RESULT, "content": [IMAGE]})), (MESSAGES, user({**RESULT, "tool_use_id": ""})),
     (MESSAGES, user({"type": "text", "text": 3})),
     (MESSAGES, {"messages": [{"role": "assistant", "content": [USE]}]}),
@@ -132,11 +145,16 @@ OTHER_DOORS = [
     ("POST", "/detokenize", {"tokens": [10**9]}, 400),  # the library would end the process
     ("POST", "/detokenize", {"tokens": [-1]}, 400), ("POST", "/v1/nothing", {}, 404),
     ("GET", "/v1/completions", None, 405), ("DELETE", "/v1/models", None, 405),
+    *(("POST", EMBEDDINGS, body, words) for body, words in (
+        ({}, "input"), ({"input": []}, "input"), ({"input": {"a": 1}}, "prompt"),
+        ({"input": [10**6]}, "token"), ({"input": [5] * 2049}, "exceeds the available context size"),
+        ({"input": "x", "encoding_format": "hex"}, "float or base64"),
+    )),
 ]  # fmt: skip
 """Method, path and body, and the status, or the beginning of a 400's message."""
 
 
-@pytest.mark.parametrize(("method", "path", "body", "expected"), OTHER_DOORS)
+@pytest.mark.parametrize(("method", "path", "body", "expected"), OTHER_DOORS, ids=range(len(OTHER_DOORS)))
 def test_what_is_no_request(server, method, path, body, expected):
     status, answer = server.ask(method, path, body)
     assert status == (400 if isinstance(expected, str) else expected), answer

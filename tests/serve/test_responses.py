@@ -40,6 +40,7 @@ def test_events_say_where_they_belong(thinking_server):
         if "item" in each or "item_id" in each:
             assert output[each["output_index"]]["id"] == each.get("item_id", each.get("item", {}).get("id"))
         assert ("content_index" in each) == ("part" in each or "_text." in each["type"])
+        assert ("logprobs" in each) == each["type"].startswith("response.output_text.")
     assert made[0]["response"]["output"] == []
 
 
