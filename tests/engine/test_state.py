@@ -270,6 +270,14 @@ def test_a_folder_that_cannot_be_written_costs_a_note(engine_with, folder):
     assert "\n" not in note
 
 
+def test_a_folder_that_vanishes_costs_a_note_at_the_end(engine_with, folder):
+    engine = engine_with()
+    "".join(engine.generate("x", 2))
+    folder.rmdir()
+    engine.close()
+    assert [note for note in engine._notes if "not kept for the next run" in note]
+
+
 def test_the_oldest_go_first(tmp_path):
     for age, name in enumerate(("new", "middle", "old")):
         (tmp_path / name).write_bytes(bytes(40))
