@@ -72,6 +72,15 @@ def test_tokens_are_as_good_as_text(engine):
     assert len({text_of(engine, prompt) for prompt in ("def f(", tokens, tokens.tolist())}) == 1
 
 
+def test_a_generation_may_end_before_it_begins(engine):
+    cancelled = engine.generate("def f(", 10)
+    cancelled.cancel()
+    assert (list(cancelled), cancelled.reason) == ([], "cancelled")
+    empty = engine.generate("x", 0)
+    assert (list(empty), empty.reason) == ([], "length")
+    assert text_of(engine)
+
+
 def test_cancel_comes_from_any_thread(engine):
     generation = engine.generate("def f(", None)
     next(generation)

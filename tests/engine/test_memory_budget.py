@@ -128,6 +128,16 @@ def test_a_device_that_refuses_gets_fewer(engine_with, monkeypatch):
         assert text_of(engine) == wanted
 
 
+def test_slots_that_begin_at_none(engine_with):
+    with engine_with(slots=0) as engine:
+        wanted = text_of(engine)
+        assert engine.events.driver is None
+        engine.set_slots(8)
+        assert text_of(engine) == wanted
+        assert engine.experts.settle(10)
+        assert engine.experts.slots.n_resident > 0
+
+
 def test_another_thread_waits_for_the_end_of_a_step(engine_with):
     with engine_with() as engine:
         wanted = text_of(engine)

@@ -1,6 +1,7 @@
 """Warm starts: what they restore and gain, which files they refuse, and what `--state auto` keeps."""
 
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -267,6 +268,15 @@ def test_a_folder_that_cannot_be_written_costs_a_note(engine_with, folder):
     (note,) = [note for note in notes if "scheduler learns is not kept" in note]
     assert str(folder) in note
     assert "\n" not in note
+
+
+def test_a_folder_that_vanishes_costs_a_note_at_the_end(engine_with, folder):
+    engine = engine_with()
+    "".join(engine.generate("x", 2))
+    shutil.rmtree(folder)
+    folder.write_text("a file")
+    engine.close()
+    assert [note for note in engine._notes if "not kept for the next run" in note]
 
 
 def test_a_target_that_is_gone_is_one_line(tmp_path):

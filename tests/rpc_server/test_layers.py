@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,14 @@ def test_host_memory_needs_no_room_for_layers_there(server):
             pair.close()
         assert rest.expert_bytes == pytest.approx(info.expert_bytes * (1 - n / N_LAYER), abs=1)
         assert rest.expert_bytes < rest.file_size < info.file_size
+
+
+def test_one_of_several_devices_here(server, monkeypatch):
+    monkeypatch.setenv(env.SIMULATED_DEVICE.name, "memory_mb=64;memory_mb=64")
+    monkeypatch.setenv(env.DEVICE.name, "simulated,simulated1")
+    with closing(ModelPair(config("auto", draft=False, rpc=server.address, rpc_layers=1), None)) as pair:
+        assert "--rpc: of this machine's devices, simulated alone is used" in pair.notes
+    _core.set_simulated_device()
 
 
 def test_more_layers_than_the_model_has(server):

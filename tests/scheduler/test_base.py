@@ -175,7 +175,9 @@ def test_steps_without_demand_leave_the_plan_and_what_was_learned(name):
             np.testing.assert_array_equal(value, before[key], err_msg=key)
 
 
-@pytest.mark.parametrize("name", [name for name in scheduler.names() if name != "moe-infinity"])
+@pytest.mark.parametrize(
+    "name", [*sorted({*scheduler.names()} - {"moe-infinity"}), "moe-spac:speculative=off"]
+)
 @settings(max_examples=10)
 @given(models(), st.integers(0, 2**32))
 def test_a_restored_one_goes_on_as_if_it_had_never_stopped(name, model, seed):
