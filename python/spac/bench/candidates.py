@@ -133,11 +133,5 @@ def parse_length(text: str) -> Length:
 
 
 def default_lengths(config: EngineConfig) -> Iterable[Length]:
-    """Return 0 and the governor's choice; return 0 alone if there is nothing to draft with.
-
-    The governor's choice depends on times, which --deterministic excludes. The longest draft then
-    replaces it.
-    """
-    if not can_draft(config):
-        return (0,)
-    return (0, config.longest_draft) if config.deterministic else (0, None)
+    """Return 0 and the governor's choice, which --deterministic excludes: then 0 and the longest draft."""
+    return (0, config.longest_draft if config.deterministic else None)

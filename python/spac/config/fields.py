@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -21,8 +20,6 @@ class Range:
     high: float
 
     def __str__(self) -> str:
-        if math.isinf(self.high):
-            return f"at least {self.low}"
         return f"{self.low} to {self.high}"
 
     def __contains__(self, value: object) -> bool:
