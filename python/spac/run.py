@@ -84,7 +84,7 @@ def make_parser() -> Parser:
     add_sampling(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--stats", choices=("text", "full", "json", "none"), default="text",
-                        help="figures at the end, on stderr: three lines, all of them, or as JSON "
+                        help="figures at the end, on stderr: three lines, a table, or all as JSON "
                              "(default: %(default)s)")  # fmt: skip
     output.add_argument("--stats-file", metavar="FILE", help="write the figures as JSON to a file too")
     output.add_argument("--record", metavar="FILE.npz",

@@ -59,7 +59,7 @@ def test_the_file_that_stdout_goes_to(tmp_path, files):
         assert program(tmp_path, *run, "/dev/stdout", stdout=out).returncode == 0
     text, figures = (tmp_path / "out").read_text().rstrip("\n").rsplit("\n", 1)
     assert text
-    assert figures.startswith('{"schema"')
+    assert figures.startswith('{"target"')
 
 
 def test_a_full_disk_names_stdout(tmp_path, files):

@@ -32,7 +32,7 @@ def costs_of(*pools: ExpertCosts) -> Costs:
 
 
 TIME = st.floats(0, 1e-3)
-UNITS = st.builds(ExpertCosts, TIME, TIME, TIME, TIME, TIME, TIME, TIME)
+UNITS = st.builds(ExpertCosts, *[TIME] * 6)
 LAYERS = st.lists(
     st.integers(1, 64).flatmap(lambda n: st.builds(Layer, st.just(n), st.integers(0, n), st.integers(0, 1))),
     min_size=1,

@@ -84,7 +84,7 @@ def test_what_cannot_be_known_is_null():
         assert data[name] is None
 
 
-def test_the_table_has_ten_figures():
+def test_the_table_shows_what_a_person_acts_on():
     assert table_of().splitlines() == [
         "speed       10 tokens/s; 20 tokens, stopped at --max-tokens, seed 7",
         "prompt      18 tokens/s, first token after 750 ms; 10 tokens, loaded in 500 ms",

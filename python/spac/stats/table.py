@@ -1,4 +1,4 @@
-"""The lines of text that show the statistics of a run: three lines, or ten figures."""
+"""The lines of text that show the statistics of a run: three lines, or a table."""
 
 from __future__ import annotations
 
