@@ -222,7 +222,7 @@ MUTATIONS = (
         "csrc/session/grammar_text.cpp",
         "groups_.size() > max_groups",
         "groups_.size() > 10 * max_groups",
-        "tests/engine/test_grammar_limits.py",
+        "tests/serve/test_grammar_limits.py",
     ),
     Mutation(
         "csrc/hooks/loop_drafts.cpp",

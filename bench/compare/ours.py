@@ -21,8 +21,8 @@ from spac.model.pair import ModelPair
 
 FIGURES = (
     "hit_rate", "hit_rate_distinct", "host_wait_s", "host_waits", "host_compute_s", "draft_s", "verify_s",
-    "sample_s", "scheduler_s", "uploads", "upload_s", "uploads_wasted", "evictions_early", "activations",
-    "slots", "slot_bytes", "expert_bytes", "disk_bytes", "draft_length_mean",
+    "sample_s", "scheduler_s", "uploads", "upload_s", "uploads_wasted", "activations",
+    "slots", "slot_bytes", "expert_bytes", "disk_bytes",
 )  # fmt: skip
 """The statistics of a run that a result keeps."""
 
@@ -82,7 +82,7 @@ def run(job: Job) -> Result:
             bound = belady(np.stack(demand), pools, experts.pool_slots).hit_rate_distinct
         return Result(
             runs=found, load_s=stats.load_s, notes=engine.notes, bound=bound, paged=stats.paged,
-            pinned_bytes=getattr(stats, "pinned_bytes", None),
+            pinned_bytes=experts.host_bytes.pinned if experts is not None else 0,
             host_memory=experts.host_memory if experts is not None else "",
             follow_ups_s=follow_ups(engine, job, [*job.prompts[-1], *generation.tokens]),
         )  # fmt: skip

@@ -368,7 +368,7 @@ class Visit:
         record, path = self.work / "timeline.npz", self.work / "timeline.json"
         words = ["--prompt", "a", "--draft", self.draft, "-n", 24, "--temp", 0, "--record", record]
         done = self.generated("timeline", *words)
-        done = done and self.python("report", 60, "spac.report", record, "--timeline", path)
+        done = done and self.python("report", 60, "spac", "report", record, "--timeline", path)
         if path.is_file():
             (self.out / "timeline.json.gz").write_bytes(gzip.compress(path.read_bytes(), 6))
         return done

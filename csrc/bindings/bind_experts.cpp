@@ -34,7 +34,6 @@ py::dict stats_dict(const spac::ExpertStats & stats, const std::vector<spac::Exp
     SPAC_STAT(upload_ns);
     SPAC_STAT(uploads_wasted);
     SPAC_STAT(evictions);
-    SPAC_STAT(evictions_early);
     SPAC_STAT(host_waits);
     SPAC_STAT(host_wait_ns);
     SPAC_STAT(host_compute_ns);
@@ -56,7 +55,6 @@ py::dict stats_dict(const spac::ExpertStats & stats, const std::vector<spac::Exp
     SPAC_STAT(misses_loaded);
     SPAC_STAT(activations_loaded);
     SPAC_STAT(load_bytes);
-    SPAC_STAT(load_ns);
     SPAC_STAT(disk_bytes);
 #undef SPAC_STAT
     for (size_t i = 0; devices.size() > 1 && i < devices.size(); ++i) {

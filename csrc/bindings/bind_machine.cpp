@@ -1,5 +1,4 @@
 // Bindings of what a process takes of the machine: pools of threads for contexts and their CPUs, and signals.
-#include "backend/split/lane.h"
 #include "backend/split/thread_pool.h"
 #include "bindings/bindings.h"
 #include "session/llama_models.h"
@@ -17,7 +16,6 @@
 #include <vector>
 
 namespace py = pybind11;
-using spac::Lane;
 using spac::ThreadPool;
 
 namespace {
@@ -99,16 +97,8 @@ void bind_machine(py::module_ & m) {
         .def(py::init<int, int>(), py::arg("n_threads"), py::arg("poll"))
         .def("attach", &PyThreadPool::attach, py::arg("context"))
         .def("close", &PyThreadPool::close);
-    py::class_<Lane>(m, "Lane", "Threads that wait, read rows early, and compute a graph; for bench.early_rows.")
-        .def(py::init<int>(), py::arg("n_threads"))
-        .def("run", &Lane::run, py::arg("ranges"), py::arg("wait_s"), py::arg("graph"),
-             py::call_guard<py::gil_scoped_release>());
-    m.def(
-        "set_placing",
-        [](std::vector<int> cpus, bool strict) {
-            spac::set_placing({std::move(cpus), strict});
-        },
-        py::arg("cpus"), py::arg("strict"), "Set the CPUs on which threads of pools run, for pools made from now on.");
+    m.def("set_placing", &spac::set_placing, py::arg("cpus"),
+          "Set the CPUs for the threads of pools that are made from now on.");
     m.def("end_at_second_signal", &end_at_second_signal, py::arg("number"), py::arg("after_s"),
           py::arg("has_come") = false);
 }

@@ -1,7 +1,6 @@
 // Bindings of the recorder of a timeline, and the layouts of its records and of the layers' costs for numpy.
 #include "backend/experts/experts.h"
 #include "bindings/bindings.h"
-#include "core/churn.h"
 #include "core/trace.h"
 
 #include <pybind11/stl.h>
@@ -9,7 +8,6 @@
 #include <vector>
 
 namespace py = pybind11;
-using spac::Churn;
 using spac::Span;
 using spac::Trace;
 
@@ -36,11 +34,6 @@ py::array_t<Record> take(Trace & trace) {
     return records;
 }
 
-void executed(Churn & churn, int layer, uint64_t version, const std::vector<bool> & wanted,
-              const std::vector<bool> & hit) {
-    churn.executed(layer, version, {wanted.begin(), wanted.end()}, {hit.begin(), hit.end()});
-}
-
 } // namespace
 
 void bind_trace(py::module_ & m) {
@@ -64,22 +57,4 @@ void bind_trace(py::module_ & m) {
         .def_property_readonly("on", &Trace::on)
         .def_property_readonly("dropped", py::cpp_function(&Trace::dropped, py::call_guard<py::gil_scoped_release>()))
         .def("__len__", &Trace::size, py::call_guard<py::gil_scoped_release>());
-
-    py::class_<Churn>(m, "Churn", "A count of useful and useless evictions and uploads: bookkeeping by itself.")
-        .def(py::init<>())
-        .def(
-            "loaded",
-            [](Churn & churn, int layer, int expert) {
-                churn.loaded({layer, expert});
-            },
-            py::arg("layer"), py::arg("expert"))
-        .def(
-            "evicted",
-            [](Churn & churn, int layer, int expert, uint64_t version) {
-                churn.evicted({layer, expert}, version);
-            },
-            py::arg("layer"), py::arg("expert"), py::arg("version"))
-        .def("executed", &executed, py::arg("layer"), py::arg("version"), py::arg("wanted"), py::arg("hit"))
-        .def_property_readonly("n_wasted", &Churn::n_wasted)
-        .def_property_readonly("n_early", &Churn::n_early);
 }

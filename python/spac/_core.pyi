@@ -272,19 +272,6 @@ def devices() -> list[DeviceInfo]:
     The function never raises: a missing driver yields no device.
     """
 
-class Lane:
-    """Threads that read rows early while they wait, and then compute, as beside a device (early_rows.h).
-
-    It is for measurements and tests.
-    """
-
-    def __init__(self, n_threads: int) -> None: ...
-    def run(self, ranges: Sequence[tuple[int, int]], wait_s: float, graph: int) -> tuple[int, float]:
-        """Wait for `wait_s` seconds, read ranges (address, bytes) meanwhile, and then compute a ggml_cgraph.
-
-        Return the bytes that were read, and the seconds of computing.
-        """
-
 class ThreadPool:
     """A pool of threads that stay and compute the graphs of contexts on the CPU.
 
@@ -308,11 +295,11 @@ class ThreadPool:
     def close(self) -> None:
         """End the threads, after all contexts are freed; a second call does nothing."""
 
-def set_placing(cpus: list[int], strict: bool) -> None:
+def set_placing(cpus: list[int]) -> None:
     """Set the CPUs for the threads of pools that are made from now on.
 
-    An empty list leaves the choice to the system. With `strict`, each thread has one CPU for itself. The
-    thread that decodes is never bound.
+    Each of them may use any of these CPUs. An empty list leaves the choice to the system. The thread that
+    decodes is never bound.
     """
 
 def end_at_second_signal(number: int, after_s: float, has_come: bool = False) -> None:
@@ -516,18 +503,6 @@ class Trace:
     dropped: Final[int]
     """The number of spans since start() that did not fit."""
     def __len__(self) -> int: ...
-
-class Churn:
-    """A counter of wasted uploads and early evictions (csrc/core/churn.h), which needs no device."""
-
-    def __init__(self) -> None: ...
-    def loaded(self, layer: int, expert: int) -> None: ...
-    def evicted(self, layer: int, expert: int, version: int) -> None: ...
-    def executed(self, layer: int, version: int, wanted: Sequence[bool], hit: Sequence[bool]) -> None: ...
-    n_wasted: Final[int]
-    """The number of uploads whose expert was evicted without a hit in between."""
-    n_early: Final[int]
-    """The number of evictions of experts that the next execution of their layer wanted."""
 
 # Experts
 

@@ -12,7 +12,7 @@ from bench.hostile import HOSTILE, KINDS, run
 def test_the_page_has_a_row_for_each_kind_of_others(tmp_path: Path) -> None:
     assert len(HOSTILE) == 12
     run(Namespace(requests=1, tokens=4, parallel=-1, out=tmp_path / "page.md"))
-    figures = json.loads((tmp_path / "page.json").read_text())
+    figures = json.loads((tmp_path / "page.json").read_text())["figures"]
     page = (tmp_path / "page.md").read_text()
     for name in KINDS:
         assert len(figures[name]) == 8

@@ -136,7 +136,11 @@ def test_what_comes_to_the_same_is_measured_once(target):
 
 
 def sample(at, seconds):
-    setting = Setting("m", None, "cpu", False, "none", (), 0, 1, 64, 0, 0.0, 0, 0, 0, 0.0)
+    setting = Setting(
+        target="m", draft=None, device="cpu", device_is_simulated=False, scheduler="none", draft_types=(),
+        draft_length=0, threads=1, context=64, seed=0, temp=0.0, n_experts=0, slots=0, slot_bytes=0,
+        load_s=0.0,
+    )  # fmt: skip
     return Sample(at, [RunStats.of(setting, Meter(generated_tokens=12, decode_s=seconds, steps=12))], [""])
 
 

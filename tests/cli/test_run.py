@@ -35,7 +35,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(spac_run, target):
 
 def test_all_figures_and_none(spac_run, target):
     outcome = spac_run("-m", target, *RUN, "--stats", "full")
-    for subject in ("speed", "prompt", "experts", "hit rate", "share", "moved", "host waits", "simulated"):
+    for subject in ("speed", "prompt", "hit rate", "step time", "copied", "slots", "simulated", "to change"):
         assert subject in outcome.err
     outcome = spac_run("-m", target, *RUN, "--stats", "none", "--quiet")
     assert (outcome.code, outcome.err) == (0, "")
@@ -46,7 +46,7 @@ def test_the_figures_as_json(spac_run, target, draft, tmp_path):
     outcome = spac_run(*pair, "--draft-length", 8, "--slots", "40%", *JSON, "--stats-file", "stats.json")
     stats = outcome.stats
     assert stats == json.loads((tmp_path / "stats.json").read_text())
-    wanted = {"schema": 1, "generated_tokens": 12, "reason": "length", "n_experts": 15, "slots": 6}
+    wanted = {"schema": 2, "generated_tokens": 12, "reason": "length", "n_experts": 15, "slots": 6}
     assert wanted | {"draft_types": ["draft-simple"]} == {
         name: stats[name] for name in (*wanted, "draft_types")
     }

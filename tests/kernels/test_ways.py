@@ -96,7 +96,7 @@ def test_wrong_names_are_refused(kind):
         _core.time_cpu_kernels(["f99"], 1, 0.0)
     with pytest.raises(InputError, match="0 threads"):
         _core.time_cpu_kernels([kind], 0, 0.0)
-    with pytest.raises(InputError, match="128: no way"):
+    with pytest.raises(InputError, match="128: no variant"):
         _core.choose_cpu_kernels(kind, "ggml", "128", False)
 
 

@@ -165,7 +165,7 @@ def test_it_computes_what_llama_cpp_computes(name, ours, reference):
     difference = first_difference(name, "ours", ours[name], reference.logits[name, "reference"])
     assert difference is None, str(difference)
     if SETTINGS[name].changes:
-        without = "YaRN" if name.startswith("YaRN ") else "{}"
+        without = "YaRN" if name.startswith("YaRN ") else "nothing"
         assert first_difference(name, "ours", ours[name], ours[without]) is not None
 
 

@@ -78,7 +78,7 @@ def test_the_application_keeps_its_cpus(target, draft, device, pins, monkeypatch
         bound = [cpus for cpus in made if len(cpus) == 1]
         assert bool(bound) == (pins and len(own) > 1)
     finally:
-        _core.set_placing([], False)
+        _core.set_placing([])
 
 
 def test_a_pool_that_cannot_be():

@@ -220,7 +220,6 @@ def test_slots_are_recycled_within_a_step(moe):
     assert text == plain
     # There is more than one set of slots per step on average, so they moved while the step ran.
     assert stats.uploads > stats.slots
-    assert stats.prediction is not None
 
 
 def test_a_deterministic_engine_does_not_ask_within_a_step(moe):

@@ -1,7 +1,7 @@
 #include "backend/experts/demand.h"
 
 #include <algorithm>
-#include <limits>
+#include <utility>
 
 namespace spac {
 
@@ -63,7 +63,6 @@ void DemandCounter::count(int il, const int32_t * ids, size_t stride, int n_used
     layer.demand.resize(n_expert, 0);
     note_routes(layer, ids, stride, n_used, n_tokens);
     seen_.assign(n_expert, 0);
-    hit_.assign(n_expert, 0);
     for (int t = 0; t < n_tokens; ++t) {
         const int32_t * token = layer.routes.data() + static_cast<size_t>(t) * n_used;
         for (int u = 0; u < n_used; ++u) {
@@ -85,14 +84,14 @@ void DemandCounter::count(int il, const int32_t * ids, size_t stride, int n_used
             misses_cpu_ += first && !on_device;
             misses_loaded_ += first && on_device && !hit;
             seen_[e] = 1;
-            hit_[e]  = static_cast<char>(hit);
+            if (hit && static_cast<size_t>(e) < layer.fresh.size()) {
+                layer.fresh[e] = 0;
+            }
         }
     }
     if (!part_of_row_.empty()) {
         count_parts(layer, mask, resident);
     }
-    // without a mask nothing is resident, so every eviction is older
-    churn_.executed(il, resident != nullptr ? resident->version : std::numeric_limits<uint64_t>::max(), seen_, hit_);
 }
 
 void DemandCounter::count_parts(Layer & layer, const Mask * mask, const Mask * resident) {
@@ -169,14 +168,16 @@ void DemandCounter::raise_layer(int il) {
 void DemandCounter::note_loaded(const std::vector<Residency::Load> & loads) {
     const std::lock_guard lock(mutex_);
     for (const Residency::Load & load : loads) {
-        churn_.loaded(load.id);
+        auto & fresh = at(load.id.layer).fresh;
+        fresh.resize(std::max(fresh.size(), static_cast<size_t>(load.id.expert) + 1), 0);
+        fresh[load.id.expert] = 1;
     }
 }
 
 void DemandCounter::note_evicted(const std::vector<Residency::Eviction> & evictions) {
     const std::lock_guard lock(mutex_);
     for (const Residency::Eviction & eviction : evictions) {
-        churn_.evicted(eviction.id, eviction.version);
+        uploads_wasted_ += std::exchange(at(eviction.id.layer).fresh[eviction.id.expert], 0);
     }
 }
 
@@ -242,8 +243,7 @@ void DemandCounter::add_to(ExpertStats & stats) const {
     stats.misses_cpu         = misses_cpu_;
     stats.misses_loaded      = misses_loaded_;
     stats.activations_loaded = activations_loaded_;
-    stats.uploads_wasted     = churn_.n_wasted();
-    stats.evictions_early    = churn_.n_early();
+    stats.uploads_wasted     = uploads_wasted_;
 }
 
 } // namespace spac

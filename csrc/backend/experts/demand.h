@@ -1,11 +1,10 @@
-// The demand that decoding made on one model's experts, and its costs: demand, costs by layer, routes, churn.
+// The demand that decoding made on one model's experts, and its costs: demand, costs by layer, routes, wasted uploads.
 //
 // Threads: SPAC streams count, the reconciler notes what it moved, and the policy takes the sums. The counter's own
 // mutex guards all of it. No thread waits for anything while it holds the mutex, and a listener is called without it.
 #pragma once
 
 #include "backend/experts/experts.h"
-#include "core/churn.h"
 #include "core/mask.h"
 #include "core/residency.h"
 
@@ -62,6 +61,7 @@ class DemandCounter {
   private:
     struct Layer {
         std::vector<int32_t> demand; // [n_expert of the layer]
+        std::vector<char>    fresh;  // by expert: resident, and not used since it was loaded
         uint64_t             activations = 0, activations_hit = 0;
         LayerCost            cost = {};
         // of the last execution that counted, or of a tail; `routes` is as long as the largest execution so far needed
@@ -83,8 +83,8 @@ class DemandCounter {
     int                n_steps_     = 0;
     uint64_t           activations_ = 0, activations_hit_ = 0, distinct_ = 0, distinct_hit_ = 0;
     uint64_t           activations_loaded_ = 0, misses_cpu_ = 0, misses_loaded_ = 0;
-    Churn              churn_;
-    std::vector<char>  seen_, hit_; // scratch memory of count()
+    uint64_t           uploads_wasted_ = 0;
+    std::vector<char>  seen_; // scratch memory of count()
 
     std::vector<int>          part_of_row_; // by token of the parts; empty: there are none
     std::vector<ExpertCounts> parts_;

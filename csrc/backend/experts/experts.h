@@ -42,11 +42,10 @@ struct ExpertStats {
     uint64_t upload_bytes;       // bytes of these copies
     uint64_t upload_failures;    // copies that failed (the expert stays on the CPU)
     uint64_t upload_ns;          // time from the start of a batch of copies to its end, failed batches included
-    uint64_t uploads_wasted;     // uploads whose expert was evicted again without having been used (core/churn.h)
+    uint64_t uploads_wasted;     // uploads whose expert was evicted again without having been used
     uint64_t foreseen;           // (token, expert) pairs that looking ahead predicted
     uint64_t foreseen_right;     // of these, pairs that the router chose when its layer ran
     uint64_t evictions;          // experts that lost their slot
-    uint64_t evictions_early;    // of these, experts that the next execution of their layer wanted (core/churn.h)
     uint64_t host_waits;         // waits of the host for a block's ids and input
     uint64_t host_wait_ns;       // time spent in these waits
     uint64_t host_compute_ns;    // time the CPU spent computing experts
@@ -67,7 +66,6 @@ struct ExpertStats {
     uint64_t misses_loaded;      // of these, experts that came to the device within their layer instead
     uint64_t activations_loaded; // (token, expert) pairs of the latter
     uint64_t load_bytes;         // bytes of these copies
-    uint64_t load_ns;            // time from their start to their noticed end, layer by layer
 };
 
 // The costs of one MoE layer's executions that count as demand. Times are those of the thread that decodes.

@@ -318,7 +318,6 @@ void Counters::add_to(ExpertStats & stats) const {
     stats.early             = early;
     stats.early_right       = early_right;
     stats.load_bytes        = load_bytes;
-    stats.load_ns           = load_ns;
 }
 
 } // namespace spac

@@ -128,7 +128,6 @@ void MissLoader::finish() {
         experts_->tracer().add(span);
     }
     experts_->counters.load_bytes += bytes_;
-    experts_->counters.load_ns += static_cast<uint64_t>(end_ns_ - start_ns_);
     experts_->finish_misses(under_way_.of.loads.front().id.layer, under_way_);
     experts_.reset();
     under_way_ = {};

@@ -14,8 +14,8 @@
 namespace spac {
 namespace {
 
-std::mutex placing_mutex;
-Placing    placing_now;
+std::mutex       placing_mutex;
+std::vector<int> placing_now;
 
 // The calling thread's CPU mask, which the destructor restores.
 class OwnCpus : NotCopied {
@@ -34,22 +34,20 @@ class OwnCpus : NotCopied {
 
 } // namespace
 
-void set_placing(Placing placing) {
+void set_placing(std::vector<int> cpus) {
     const std::lock_guard lock(placing_mutex);
-    placing_now = std::move(placing);
+    placing_now = std::move(cpus);
 }
 
-Placing placing() {
+std::vector<int> placing() {
     const std::lock_guard lock(placing_mutex);
     return placing_now;
 }
 
 ThreadPool::ThreadPool(int n_threads, uint32_t poll) : n_threads_(n_threads) {
-    const Placing where  = placing();
-    auto          params = ggml_threadpool_params_default(n_threads);
-    params.poll          = poll;
-    params.strict_cpu    = where.strict;
-    for (const int cpu : where.cpus) {
+    auto params = ggml_threadpool_params_default(n_threads);
+    params.poll = poll;
+    for (const int cpu : placing()) {
         if (cpu >= 0 && cpu < GGML_MAX_N_THREADS) {
             params.cpumask[cpu] = true;
         }

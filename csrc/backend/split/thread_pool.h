@@ -14,15 +14,10 @@ struct ggml_threadpool;
 
 namespace spac {
 
-// The CPUs that the threads of pools run on.
-struct Placing {
-    std::vector<int> cpus;           // numbers of CPUs, the best ones first; empty: the system decides
-    bool             strict = false; // true: each thread is bound to one of them; false: each may use any of them
-};
-
-// Sets the CPUs for the threads of pools that are made from now on, in the whole process.
-void    set_placing(Placing placing);
-Placing placing();
+// Sets the CPUs for the threads of pools that are made from now on, in the whole process: their numbers, any of which a
+// thread may use. Empty: the system decides.
+void             set_placing(std::vector<int> cpus);
+std::vector<int> placing();
 
 // A pool of threads, which compute a graph together with the thread that calls for it.
 //

@@ -16,7 +16,7 @@ They stay awake while a token is sampled, and they free the cores soon after the
 def place(threads: int) -> list[Cpu]:
     """Choose the CPUs for this number of threads in pools that are made later, and return all CPUs."""
     cpus = read_cpus()
-    _core.set_placing(placing(cpus, threads), False)
+    _core.set_placing(placing(cpus, threads))
     return cpus
 
 
