@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.test_page_in_browser import OVERFLOWING, Page, served
+from tests.serve.browser_page import OVERFLOWING, Page, served
 from tools.models import write_projector
 from tools.models.projector import png
 
