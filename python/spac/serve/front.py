@@ -27,7 +27,7 @@ from spac.serve.custom_tools import ChatCalls
 from spac.serve.echo import Echo
 from spac.serve.forms import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from spac.serve.page import page_routes
-from spac.serve.page.live import LiveFeed
+from spac.serve.page.live import LiveFeed, slot_row
 from spac.serve.refusal import GONE, MessageErrors, Refusal, refusal_of
 from spac.serve.request_queue import Full, RequestQueue, full
 from spac.serve.responses import ResponseForm
@@ -327,24 +327,10 @@ class Front:
             return slots
 
         try:
-            running = [_row(slot) for slot in await run_in_threadpool(read) if slot["is_processing"]]
+            running = [slot_row(slot) for slot in await run_in_threadpool(read) if slot["is_processing"]]
         except InputError:  # the loop is closed
             running = []
         return {"running": len(running), "waiting": self._state.queue.n_waiting, "sequences": running}
-
-
-def _row(slot: dict[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a slot's answer."""
-    times, total = slot["timings"], slot["n_prompt_tokens_total"]
-    return {
-        "id": slot["id_task"],
-        "prompt": total,
-        "pending": max(0, total - times["cache_n"] - times["prompt_n"]),
-        "tokens": times["predicted_n"],
-        "seconds": round(times["predicted_ms"] / 1e3, 3),
-        "drafted": times.get("draft_n", 0),
-        "accepted": times.get("draft_n_accepted", 0),
-    }
 
 
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "numbers.h"
+#include "runner.h"
 
 namespace ptx {
 

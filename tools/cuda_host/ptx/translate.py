@@ -1,4 +1,4 @@
-"""Translate a kernel of a PTX module to C++ for the CPU, with lanes.h, numbers.h and matrices.h.
+"""Translate a kernel of a PTX module to C++ for the CPU, with lanes.h, runner.h, numbers.h and matrices.h.
 
 Registers become unsigned variables, and labels stay labels. An unknown instruction becomes a complaint that
 stops the kernel where it gets there.

@@ -35,6 +35,20 @@ RESIDENT, USED, MOVED = 1, 2, 4
 """The flags of an expert: in a slot, used in the last step, copied or evicted since the snapshot before."""
 
 
+def slot_row(slot: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of a slot's answer."""
+    times, total = slot["timings"], slot["n_prompt_tokens_total"]
+    return {
+        "id": slot["id_task"],
+        "prompt": total,
+        "pending": max(0, total - times["cache_n"] - times["prompt_n"]),
+        "tokens": times["predicted_n"],
+        "seconds": round(times["predicted_ms"] / 1e3, 3),
+        "drafted": times.get("draft_n", 0),
+        "accepted": times.get("draft_n_accepted", 0),
+    }
+
+
 @dataclass
 class Sums:
     """The sums over the steps since the snapshot before."""
