@@ -10,7 +10,7 @@ import pytest
 from bench import __main__ as runner
 from bench import cards
 from bench.page import table
-from spac.bench import main
+from spac.bench import main, submission
 
 
 def test_the_page_has_the_files_table() -> None:
@@ -22,7 +22,11 @@ def test_the_page_has_the_files_table() -> None:
 
 
 @pytest.mark.parametrize("device", ["simulated", "cpu"])
-def test_a_file_that_was_sent_in_gives_a_row(tmp_path: Path, device: str) -> None:
+def test_a_file_that_was_sent_in_gives_a_row(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "TEXT_TOKENS", 8)
+    monkeypatch.setattr(submission, "PROMPT_TOKENS", 64)
     path = tmp_path / "card.json"
     assert main(["--device", device, "--submit", str(path), "--quiet"]) == 0
     card = json.loads(path.read_text())
