@@ -2,7 +2,9 @@
 
 #include "core/error.h"
 #include "core/home_process.h"
+#include "core/not_copied.h"
 
+#include "server-queue.h"
 #include "session/big_stack.h"
 
 #include <atomic>
@@ -25,6 +27,14 @@ void deep(const std::function<void()> & call) {
         throw InputError("there is no memory for a stack");
     }
 }
+
+class Response;
+thread_local Response * running_here = nullptr; // the answer whose handler runs on this thread
+
+struct Here : NotCopied {
+    explicit Here(Response & response) { running_here = &response; }
+    ~Here() { running_here = nullptr; }
+};
 
 // An answer and what it needs until its end. It may outlive the server.
 class Response : public LoopResponse, Cancelled {
@@ -54,6 +64,7 @@ class Response : public LoopResponse, Cancelled {
             // llama.cpp's work on schemas, templates and answers may recurse as deep as these are long.
             deep([&] {
                 const RequestSettings::Reading in_loop(*settings_);
+                const Here                     here(*this);
                 response_ = handler_(request_);
             });
             if (request_.path == "/set-lora-adapters" && response_->status == 200) {
@@ -86,7 +97,20 @@ class Response : public LoopResponse, Cancelled {
         }
         return has_more_;
     }
-    void cancel() noexcept override { is_cancelled_.store(true); }
+    void cancel() noexcept override {
+        is_cancelled_.store(true);
+        if (home_.is_here()) {
+            const std::lock_guard hold(waiting_lock_);
+            leave();
+        }
+    }
+    // Calls what waits for a reader's results. It ends as soon as the answer is cancelled.
+    template <typename Wait> auto wait(server_response_reader & reader, Wait && wait) {
+        set_waiting(reader.id_tasks.empty() ? nullptr : &reader);
+        auto result = wait();
+        set_waiting(nullptr);
+        return result;
+    }
     void close() noexcept override {
         cancel();
         if (!home_.is_here()) { // a child of the process has none of the loop's threads
@@ -103,6 +127,29 @@ class Response : public LoopResponse, Cancelled {
   private:
     void cancel_now() noexcept override { close(); }
 
+    void set_waiting(server_response_reader * reader) {
+        const std::lock_guard hold(waiting_lock_);
+        waiting_ = reader;
+        task_    = reader != nullptr ? *reader->id_tasks.begin() : -1;
+        if (is_cancelled_.load()) {
+            leave();
+        }
+    }
+    // Lets the reader have an error as a result, after which it cancels its tasks. llama.cpp asks whether a client has
+    // left only after a second without any result, and results of other requests begin that second anew.
+    void leave() noexcept {
+        if (waiting_ == nullptr) {
+            return;
+        }
+        try {
+            auto error     = std::make_unique<server_task_result_error>();
+            error->id      = task_;
+            error->err_msg = "the client left";
+            waiting_->queue_results.send(std::move(error));
+        } catch (const std::bad_alloc &) { // it is noticed later
+        }
+    }
+
     HomeProcess                            home_;
     const server_http_context::handler_t & handler_;
     std::shared_ptr<RequestSettings>       settings_;
@@ -110,7 +157,10 @@ class Response : public LoopResponse, Cancelled {
     std::atomic<bool>                      is_cancelled_{false};
     std::function<bool()>                  stops_;
     server_http_req                        request_;
-    std::mutex                             lock_; // of what follows
+    std::mutex                             waiting_lock_;      // of the next two
+    server_response_reader *               waiting_ = nullptr; // which this answer's handler waits for
+    int                                    task_    = -1;      // one of its tasks
+    std::mutex                             lock_;              // of what follows
     server_http_res_ptr                    response_;
     bool                                   has_more_ = true;
 };
@@ -132,3 +182,27 @@ std::unique_ptr<LoopResponse> make_response(const LoopRequest & request, const s
 }
 
 } // namespace spac
+
+// The linker calls these in place of the reader's functions.
+using Results = server_response_reader::batch_response;
+
+extern "C" {
+Results __real__ZN22server_response_reader12wait_for_allERKSt8functionIFbvEE(server_response_reader *      reader,
+                                                                             const std::function<bool()> & stops);
+Results __wrap__ZN22server_response_reader12wait_for_allERKSt8functionIFbvEE(server_response_reader *      reader,
+                                                                             const std::function<bool()> & stops) {
+    const auto wait = [&] {
+        return __real__ZN22server_response_reader12wait_for_allERKSt8functionIFbvEE(reader, stops);
+    };
+    return spac::running_here != nullptr ? spac::running_here->wait(*reader, wait) : wait();
+}
+
+server_task_result_ptr __real__ZN22server_response_reader4nextERKSt8functionIFbvEE(server_response_reader *      reader,
+                                                                                   const std::function<bool()> & stops);
+server_task_result_ptr
+__wrap__ZN22server_response_reader4nextERKSt8functionIFbvEE(server_response_reader *      reader,
+                                                            const std::function<bool()> & stops) {
+    const auto wait = [&] { return __real__ZN22server_response_reader4nextERKSt8functionIFbvEE(reader, stops); };
+    return spac::running_here != nullptr ? spac::running_here->wait(*reader, wait) : wait();
+}
+}
