@@ -37,9 +37,9 @@ class Mutation:
     """
 
     file: str
+    tests: str
     old: str
     new: str
-    tests: str
 
     def path(self, root: Path) -> Path:
         """Return the file's path in a tree."""
@@ -55,182 +55,74 @@ class Mutation:
         return text
 
 
+M = Mutation  # a row of the table
 MUTATIONS = (
-    Mutation(
-        "scheduler/base.py",
-        "wanted = priority >= threshold[",
-        "wanted = priority > threshold[",
-        "tests/scheduler",
-    ),
-    Mutation(
-        "scheduler/base.py",
-        "int(counts[members].sum()))",
-        "int(counts[members].sum()) - 1)",
-        "tests/scheduler",
-    ),
-    Mutation(
-        "scheduler/price.py",
-        "n * min(each.cpu_expert_s, each",
-        "n * max(each.cpu_expert_s, each",
-        "tests/scheduler",
-    ),
-    Mutation(
-        "scheduler/lru.py",
-        "np.full(n_layer, n_expert + 1,",
-        "np.full(n_layer, n_expert,",
-        "tests/scheduler tests/replay",
-    ),
-    Mutation(
-        "scheduler/ewma.py", "elif n_slots < values.size:", "elif n_slots <= values.size:", "tests/scheduler"
-    ),
-    Mutation(
-        "scheduler/whole_layers.py",
-        "gain[i] < -(pool.n_expert[i] * price)",
-        "gain[i] > -(pool.n_expert[i] * price)",
-        "tests/scheduler",
-    ),
-    Mutation(
-        "scheduler/whole_layers.py",
-        "(_FIRST - index), scattered",
-        "(_FIRST + index), scattered",
-        "tests/scheduler",
-    ),
-    Mutation(
-        "scheduler/demand.py",
-        "np.maximum(verified - 1, 0)",
-        "np.maximum(verified, 0)",
-        "tests/scheduler tests/replay",
-    ),
-    Mutation(
-        "scheduler/driver.py",
-        "            if step != self._step:\n",
-        "            if step > self._step:\n",
-        "tests/scheduler tests/engine/test_schedule_beside.py",
-    ),
-    Mutation("papers/utility.py", "rises = change >= self.up", "rises = change > self.up", "tests/papers"),
-    Mutation(
-        "papers/balancer.py",
-        "np.maximum(t_cpu, t_gpu) + drafting",
-        "np.minimum(t_cpu, t_gpu) + drafting",
-        "tests/papers",
-    ),
-    Mutation("papers/balancer.py", "(uploads <= room[", "(uploads < room[", "tests/papers"),
-    Mutation(
-        "papers/sp_moe.py", "fits &= wanted <= pool_slots", "fits &= wanted < pool_slots", "tests/papers"
-    ),
-    Mutation(
-        "papers/sp_moe.py", "np.cumsum(critical * upload_s) <=", "critical * upload_s <=", "tests/papers"
-    ),
-    Mutation(
-        "papers/moe_speq.py", "np.where(uses > 0, _PREDICTED", "np.where(uses > 1, _PREDICTED", "tests/papers"
-    ),
-    Mutation("papers/fate.py", "elif known >= self.size:", "elif known > self.size:", "tests/papers"),
-    Mutation(
-        "papers/moe_infinity.py", "if view.text != self._text:", "if view.text == self._text:", "tests/papers"
-    ),
-    Mutation("governor/roofline.py", "k if k >= self._shortest else 0", "k", "tests/governor"),
-    Mutation("governor/acceptance.py", "reach + (1.0 - reach) * hope", "reach", "tests/governor"),
-    Mutation("costs/robust.py", "max(SHARE, 1 / self._seen[i])", "SHARE", "tests/costs"),
-    Mutation(
-        "costs/robust.py",
-        "units[i] + (b[i] - rest) / sums[i], LEAST",
-        "units[i] - (b[i] - rest) / sums[i], LEAST",
-        "tests/costs",
-    ),
-    Mutation(
-        "engine/text_stream.py",
-        "(found[0], -len(found[1]))",
-        "(found[0], len(found[1]))",
-        "tests/engine/test_text.py",
-    ),
-    Mutation(
-        "engine/prompt_graphs.py",
-        "        if n_failed:\n",
-        "        if not n_failed:\n",
-        "tests/engine/test_prompt_graphs.py",
-    ),
-    Mutation(
-        "model/placement.py",
-        "max(0, min(wanted - 1, n_layer))",
-        "max(0, min(wanted, n_layer))",
-        "tests/model/test_llama_cpp_settings.py",
-    ),
-    Mutation(
-        "model/fit_layers.py",
-        "fits = loaded = tried",
-        "loaded = tried",
-        "tests/model/test_llama_cpp_settings.py",
-    ),
-    Mutation(
-        "model/remote.py",
-        "min(most, max(1, round(",
-        "min(most, max(0, round(",
-        "tests/rpc_server/test_layers.py",
-    ),
-    Mutation(
-        "serve/request_queue.py",
-        "self._next()  # it was admitted",
-        "pass  # it was admitted",
-        "tests/serve/test_request_queue.py",
-    ),
-    Mutation(
-        "serve/custom_tools.py",
-        '["name"] in self._names:\n                    function',
-        '["name"] not in self._names:\n                    function',
-        "tests/serve/test_custom_tools.py",
-    ),
-    Mutation(
-        "machine/control_groups.py",
-        "yield from (parent for",
-        "yield from (folder for",
-        "tests/machine/test_cpu.py tests/machine",
-    ),
-    Mutation("machine/files.py", "stat.S_ISREG(mode) or", "True or", "tests/cli/test_hostile_files.py"),
-    Mutation(
-        "csrc/core/slot_table.cpp",
-        "pool.victims.front().priority < entry.priority",
-        "pool.victims.front().priority <= entry.priority",
-        "tests/core",
-    ),
-    Mutation(
-        "csrc/core/slot_table.cpp",
-        "count * expert_bytes <= (count + 1) * copy_bytes",
-        "count * expert_bytes <= count * copy_bytes",
-        "tests/core",
-    ),
-    Mutation("csrc/core/pinned_ranges.cpp", "border <= next->end", "border < next->end", "tests/core"),
-    Mutation("csrc/core/residency.cpp", "slot >= 0 ? 1 : -1", "slot >= 0 ? 1 : 0", "tests/core"),
-    Mutation(
-        "csrc/core/logistic.cpp",
-        "n_slots > 0 && n_slots < values.size()",
-        "n_slots > 0 && n_slots <= values.size()",
-        "tests/scheduler tests/core",
-    ),
-    Mutation(
-        "csrc/backend/experts/demand.cpp",
-        "misses_cpu_ += first && !on_device",
-        "misses_cpu_ += !on_device",
-        "tests/backend tests/core tests/engine/test_engine.py",
-    ),
-    Mutation(
-        "csrc/backend/split/host_part.cpp",
-        "mask == nullptr || mask->slot_of[ids[u]] < 0;",
-        "mask == nullptr || mask->slot_of[ids[u]] <= 0;",
-        "tests/backend",
-    ),
-    Mutation(
-        "csrc/session/grammar_text.cpp",
-        "groups_.size() > max_groups",
-        "groups_.size() > 10 * max_groups",
-        "tests/serve/test_grammar_limits.py",
-    ),
-    Mutation(
-        "csrc/hooks/loop_drafts.cpp",
-        "std::min(requests[i].n_max, longest)",
-        "requests[i].n_max",
-        "tests/governor tests/engine/test_engine.py",
-    ),
-)
+    M("scheduler/base.py", "tests/scheduler",
+      "wanted = priority >= threshold[", "wanted = priority > threshold["),
+    M("scheduler/base.py", "tests/scheduler",
+      "int(counts[members].sum()))", "int(counts[members].sum()) - 1)"),
+    M("scheduler/price.py", "tests/scheduler",
+      "n * min(each.cpu_expert_s, each", "n * max(each.cpu_expert_s, each"),
+    M("scheduler/lru.py", "tests/scheduler tests/replay",
+      "np.full(n_layer, n_expert + 1,", "np.full(n_layer, n_expert,"),
+    M("scheduler/ewma.py", "tests/scheduler", "elif n_slots < values.size:", "elif n_slots <= values.size:"),
+    M("scheduler/whole_layers.py", "tests/scheduler",
+      "gain[i] < -(pool.n_expert[i] * price)", "gain[i] > -(pool.n_expert[i] * price)"),
+    M("scheduler/whole_layers.py", "tests/scheduler",
+      "(_FIRST - index), scattered", "(_FIRST + index), scattered"),
+    M("scheduler/demand.py", "tests/scheduler tests/replay",
+      "np.maximum(verified - 1, 0)", "np.maximum(verified, 0)"),
+    M("scheduler/driver.py", "tests/scheduler tests/engine/test_schedule_beside.py",
+      "            if step != self._step:\n", "            if step > self._step:\n"),
+    M("papers/utility.py", "tests/papers", "rises = change >= self.up", "rises = change > self.up"),
+    M("papers/balancer.py", "tests/papers",
+      "np.maximum(t_cpu, t_gpu) + drafting", "np.minimum(t_cpu, t_gpu) + drafting"),
+    M("papers/balancer.py", "tests/papers", "(uploads <= room[", "(uploads < room["),
+    M("papers/sp_moe.py", "tests/papers", "fits &= wanted <= pool_slots", "fits &= wanted < pool_slots"),
+    M("papers/sp_moe.py", "tests/papers", "np.cumsum(critical * upload_s) <=", "critical * upload_s <="),
+    M("papers/moe_speq.py", "tests/papers", "np.where(uses > 0, _PREDICTED", "np.where(uses > 1, _PREDICTED"),
+    M("papers/fate.py", "tests/papers", "elif known >= self.size:", "elif known > self.size:"),
+    M("papers/moe_infinity.py", "tests/papers", "if view.text != self._text:", "if view.text == self._text:"),
+    M("governor/roofline.py", "tests/governor", "k if k >= self._shortest else 0", "k"),
+    M("governor/acceptance.py", "tests/governor", "reach + (1.0 - reach) * hope", "reach"),
+    M("costs/robust.py", "tests/costs", "max(SHARE, 1 / self._seen[i])", "SHARE"),
+    M("costs/robust.py", "tests/costs",
+      "units[i] + (b[i] - rest) / sums[i], LEAST", "units[i] - (b[i] - rest) / sums[i], LEAST"),
+    M("engine/text_stream.py", "tests/engine/test_text.py",
+      "(found[0], -len(found[1]))", "(found[0], len(found[1]))"),
+    M("engine/prompt_graphs.py", "tests/engine/test_prompt_graphs.py",
+      "        if n_failed:\n", "        if not n_failed:\n"),
+    M("model/placement.py", "tests/model/test_llama_cpp_settings.py",
+      "max(0, min(wanted - 1, n_layer))", "max(0, min(wanted, n_layer))"),
+    M("model/fit_layers.py", "tests/model/test_llama_cpp_settings.py",
+      "fits = loaded = tried", "loaded = tried"),
+    M("model/remote.py", "tests/rpc_server/test_layers.py",
+      "min(most, max(1, round(", "min(most, max(0, round("),
+    M("serve/request_queue.py", "tests/serve/test_request_queue.py",
+      "self._next()  # it was admitted", "pass  # it was admitted"),
+    M("serve/custom_tools.py", "tests/serve/test_custom_tools.py",
+      '["name"] in self._names:\n                    function',
+      '["name"] not in self._names:\n                    function'),
+    M("machine/control_groups.py", "tests/machine/test_cpu.py tests/machine",
+      "yield from (parent for", "yield from (folder for"),
+    M("machine/files.py", "tests/cli/test_hostile_files.py", "stat.S_ISREG(mode) or", "True or"),
+    M("csrc/core/slot_table.cpp", "tests/core",
+      "pool.victims.front().priority < entry.priority", "pool.victims.front().priority <= entry.priority"),
+    M("csrc/core/slot_table.cpp", "tests/core",
+      "count * expert_bytes <= (count + 1) * copy_bytes", "count * expert_bytes <= count * copy_bytes"),
+    M("csrc/core/pinned_ranges.cpp", "tests/core", "border <= next->end", "border < next->end"),
+    M("csrc/core/residency.cpp", "tests/core", "slot >= 0 ? 1 : -1", "slot >= 0 ? 1 : 0"),
+    M("csrc/core/logistic.cpp", "tests/scheduler tests/core",
+      "n_slots > 0 && n_slots < values.size()", "n_slots > 0 && n_slots <= values.size()"),
+    M("csrc/backend/experts/demand.cpp", "tests/backend tests/core tests/engine/test_engine.py",
+      "misses_cpu_ += first && !on_device", "misses_cpu_ += !on_device"),
+    M("csrc/backend/split/host_part.cpp", "tests/backend",
+      "mask == nullptr || mask->slot_of[ids[u]] < 0;", "mask == nullptr || mask->slot_of[ids[u]] <= 0;"),
+    M("csrc/session/grammar_text.cpp", "tests/serve/test_grammar_limits.py",
+      "groups_.size() > max_groups", "groups_.size() > 10 * max_groups"),
+    M("csrc/hooks/loop_drafts.cpp", "tests/governor tests/engine/test_engine.py",
+      "std::min(requests[i].n_max, longest)", "requests[i].n_max"),
+)  # fmt: skip
 
 
 @contextmanager
