@@ -118,7 +118,7 @@ MUTATIONS = (
       "misses_cpu_ += first && !on_device", "misses_cpu_ += !on_device"),
     M("csrc/backend/split/host_part.cpp", "tests/backend",
       "mask == nullptr || mask->slot_of[ids[u]] < 0;", "mask == nullptr || mask->slot_of[ids[u]] <= 0;"),
-    M("csrc/session/grammar_text.cpp", "tests/serve/test_grammar_limits.py",
+    M("csrc/session/grammar_text.cpp", "tests/session/test_grammar_check.py",
       "groups_.size() > max_groups", "groups_.size() > 10 * max_groups"),
     M("csrc/hooks/loop_drafts.cpp", "tests/governor tests/engine/test_engine.py",
       "std::min(requests[i].n_max, longest)", "requests[i].n_max"),

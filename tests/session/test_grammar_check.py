@@ -81,3 +81,14 @@ def test_the_check_agrees_with_the_parser(lab: Lab, reference_lib: Path) -> None
     differ = [text for text, good in zip(texts, accepted, strict=True) if good == bool(said[text])]
     assert {text: said[text] for text in differ} == {}
     assert 500 < sum(accepted) < len(texts) - 500
+
+
+def test_the_last_numbers_within_the_limits_are_accepted(lab: Lab) -> None:
+    model = lab.model(demo.TARGET)
+    shapes = {
+        "500 nested groups": (499, lambda n: f'root ::= {"(" * n}"a"{")" * n}'),
+        "2000 repetitions": (2_000, lambda n: f'root ::= "a"{{{n}}}'),
+    }
+    for limit, (most, grammar) in shapes.items():
+        assert refusal(model, grammar(most)) == ""
+        assert f"exceeds the limit of {limit}" in refusal(model, grammar(most + 1))
