@@ -1,5 +1,7 @@
 """Memory that a device's kernels take beside llama.cpp's buffers is counted, expected, and made room for."""
 
+import gc
+
 import pytest
 
 from spac import _core
@@ -20,6 +22,7 @@ def text_of(engine):
 
 @pytest.fixture
 def engine_with(tiny_model):
+    gc.collect()  # no engine of an earlier test may have a part of the card
     model = tiny_model("qwen3moe", n_expert=24, n_ff_exp=128)
     defaults = {"slots": 6, "scheduler": "lru", "ctx": 1024}
     return lambda **options: Engine(config(model, **{**defaults, **options}))
