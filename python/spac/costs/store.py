@@ -182,7 +182,8 @@ def write(path: Path, value: Mapping[str, Any], arrays: Arrays | None = None, ke
     """Write an entry's file, or raise InputError and leave the file unchanged."""
     about = np.array(json.dumps({"spac": VERSION, "key": key, "value": value}))
     data = io.BytesIO()  # Compressing would take seconds where arrays are large.
-    np.savez(data, allow_pickle=False, about=about, **(arrays or {}))
+    members: dict[str, Any] = {"about": about, **(arrays or {})}
+    np.savez(data, **members)
     write_atomically(path, data.getvalue())
 
 
