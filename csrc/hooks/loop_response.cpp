@@ -106,10 +106,16 @@ class Response : public LoopResponse, Cancelled {
     }
     // Calls what waits for a reader's results. It ends as soon as the answer is cancelled.
     template <typename Wait> auto wait(server_response_reader & reader, Wait && wait) {
-        set_waiting(reader.id_tasks.empty() ? nullptr : &reader);
-        auto result = wait();
-        set_waiting(nullptr);
-        return result;
+        struct Waiting : NotCopied {
+            Waiting(Response & response, server_response_reader * reader) : response_(response) {
+                response_.set_waiting(reader);
+            }
+            ~Waiting() { response_.set_waiting(nullptr); } // also where a result cannot be read
+
+            Response & response_;
+        };
+        const Waiting waiting(*this, reader.id_tasks.empty() ? nullptr : &reader);
+        return wait();
     }
     void close() noexcept override {
         cancel();
