@@ -1,4 +1,4 @@
-"""What the stock library computes for a module's `cases`, and what spac's does."""
+"""The results of the stock library for a module's `cases`, and those of spac's."""
 
 from dataclasses import replace
 

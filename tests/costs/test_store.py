@@ -1,4 +1,4 @@
-"""What is measured is kept in one store, by machine, models and build. No fault of it stops a run."""
+"""One store keeps what is measured, by machine, models and build. No fault of it stops a run."""
 
 from __future__ import annotations
 

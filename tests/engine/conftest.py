@@ -1,4 +1,4 @@
-"""What tests of engines share: models, settings, texts, and the usual device after each test."""
+"""Tests of engines share models, settings, texts, and the usual device after each test."""
 
 from __future__ import annotations
 

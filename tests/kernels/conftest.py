@@ -1,4 +1,4 @@
-"""What tests of kernels share: ggml, its hooks with their answers, and a separate store of measured times."""
+"""Tests of kernels share ggml, its hooks with their answers, and a separate store of measured times."""
 
 from __future__ import annotations
 

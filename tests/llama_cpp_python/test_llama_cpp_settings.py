@@ -96,7 +96,7 @@ def test_as_many_layers_as_fit(models):
 
 
 def test_lora_path(models, adapter, expected):
-    """What llama_cpp leaves open is open for a draft."""
+    """A draft may have open what llama_cpp leaves open."""
     config = EngineConfig(models["qwen3moe"], **BASE)
     keywords = {**llama_keywords(config), "device": "simulated", "verbose": False}
     with closing(Llama(str(config.target), lora_path=str(adapter), **keywords)) as llm:

@@ -20,7 +20,7 @@ ROPE_BASE, NORM_EPS = 10_000.0, 1e-6
 
 @dataclass(frozen=True)
 class Form:
-    """What differs between the models. ``experts == 0`` means a dense feed-forward of ``ffn`` rows."""
+    """The differences between the models. ``experts == 0`` means a dense feed-forward of ``ffn`` rows."""
 
     layers: int
     ffn: int

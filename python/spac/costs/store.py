@@ -46,7 +46,7 @@ class Key:
     draft: str = ""
     build: str = ""
     more: str = ""
-    """What else the entry depends on, such as the scheduler and its options."""
+    """Everything else that the entry depends on, such as the scheduler and its options."""
 
     @classmethod
     def of(

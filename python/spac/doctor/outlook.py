@@ -1,4 +1,4 @@
-"""What a run of a model does on this machine: what is measured already, what will be, what rules decide."""
+"""The outlook on a run of a model here: what is measured already, what will be, what rules decide."""
 
 from __future__ import annotations
 

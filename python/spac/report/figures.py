@@ -30,7 +30,7 @@ class Recording:
     content: Mapping[str, Any]
     """The whole content of the report."""
     spans: SpanArray = field(default_factory=lambda: np.empty(0, SPAN_TYPE))
-    """What ran when, `SPAN_TYPE` [span]."""
+    """The spans, which tell what ran when, `SPAN_TYPE` [span]."""
 
     @property
     def stats(self) -> Mapping[str, Any]:

@@ -38,7 +38,7 @@ _COUNTS = {
     "prefill": "tokens", "draft": "drafted", "verify": "tokens", "observe": "tokens", "sample": "accepted",
     "layer": "tokens", "host_experts": "activations",
 }  # fmt: skip
-"""What the field `count` of each activity counts."""
+"""The meaning of the field `count` for each activity."""
 
 
 def timeline(recording: Recording) -> bytes:

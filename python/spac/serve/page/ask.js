@@ -1,4 +1,4 @@
-// What the page asks the server for an answer.
+// The requests with which the page asks the server for an answer.
 
 import { partsOf } from "./attachments.js";
 import { call } from "./requests.js";
