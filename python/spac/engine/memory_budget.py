@@ -54,7 +54,7 @@ class Pressure:
 class MemoryBudget:
     """Changes the limit and the slots of an engine that has loaded its models.
 
-    All methods run while the loop does not compute (`BetweenSteps`).
+    All methods run while the loop does not compute (`LoopWork`).
     """
 
     def __init__(
