@@ -95,8 +95,11 @@ def numa_advice(cpus: Sequence[Cpu], policy: str | None = None) -> str | None:
     stays.
     """
     n_nodes = len({cpu.node for cpu in cpus})
-    policy = _text(Path("/proc/self/numa_maps")).partition("\n")[0] if policy is None else policy
-    if n_nodes < 2 or any(word in policy for word in ("interleave", "bind", "prefer")):
+    if n_nodes < 2:
+        return None
+    if policy is None:
+        policy = _first_mapping()
+    if any(word in policy for word in ("interleave", "bind", "prefer")):
         return None
     return (
         f"{n_nodes} NUMA nodes: a mapped model lies in the memory of the node that read it first; "
@@ -142,6 +145,18 @@ def _numbers(text: str) -> list[int]:
             return []
         numbers += range(int(first), int(last or first) + 1)
     return numbers
+
+
+def _first_mapping() -> str:
+    """Return the first line of /proc/self/numa_maps; an empty text if it cannot be read.
+
+    The system walks the pages of each mapping whose line is read, so the others are not read.
+    """
+    try:
+        with Path("/proc/self/numa_maps").open("rb", buffering=0) as file:
+            return file.read(256).partition(b"\n")[0].decode()
+    except OSError:
+        return ""
 
 
 def _text(path: Path) -> str:
