@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# This must come before any library starts OpenMP. Its threads spin when they are idle, and two busy processes
+# This must come before any library starts its threads. They spin when they are idle, and two busy processes
 # on two cores then slow each other down a hundredfold.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # tools.models must be importable in every import mode of pytest
@@ -40,7 +41,7 @@ settings.load_profile("spac")
 
 
 def pytest_collection_finish() -> None:
-    """Take what collecting has made out of the garbage collector's sight: it took a fifth of the suite's time."""
+    """Hide the collected tests from the garbage collector, which would take a fifth of the suite's time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -48,7 +49,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all tests of a file to one process, because its fixtures are made in each process that needs them."""
+    """Give all tests of a file to one process: each process makes the fixtures that it needs."""
     from xdist.scheduler import LoadFileScheduling
 
     return LoadFileScheduling(config, log) if config.getvalue("dist") == "load" else None

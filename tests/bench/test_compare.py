@@ -22,6 +22,8 @@ from bench.compare.tables import figures, groups, not_run, row_of, verdict
 from tests.bench.comparisons import comparison_of
 from tools.models import exchange_experts
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -23,6 +23,8 @@ from bench.compare.job import Job, Result, Run
 from bench.processes import PeerError, Server
 from tests.bench.comparisons import comparison_of
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "python" / "spac" / "demo"
 FAKE = '''

@@ -23,6 +23,8 @@ from bench.gpu_suite import visit as suite
 from spac import _library
 from tools.models import exchange_experts
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

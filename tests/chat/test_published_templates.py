@@ -15,6 +15,8 @@ from spac.engine.chat_format import ChatFormat
 from tests.chat.templates import ADD
 from tools.patches.source import sdist
 
+pytestmark = pytest.mark.nightly
+
 USER = {"role": "user", "content": "hello"}
 SYSTEM = {"role": "system", "content": "be brief"}
 CALL = {"id": "c12345678", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}

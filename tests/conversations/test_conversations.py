@@ -11,6 +11,8 @@ from tests.conversations.machine import machine_of
 from tests.conversations.setups import Models
 from tests.serve.conftest import Server
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLES = {"engine": 5, "engine-4": 3, "llama": 6, "llama-4": 3, "serve": 5, "serve-4": 3}
 
 

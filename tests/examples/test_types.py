@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.test_docs import EXAMPLES
 
+pytestmark = pytest.mark.nightly
+
 pytest.importorskip("mypy")
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,6 +18,8 @@ from tests.cli.conftest import environment
 from tests.exec.conftest import EXEC
 from tests.llama_cpp_python.conftest import DRAFT, TARGET
 
+pytestmark = pytest.mark.nightly
+
 APPS = {"langchain_app.py": "langchain_community", "haystack_app.py": "haystack_integrations"}
 OPTIONS = ("--slots", "25%", "--draft", DRAFT)
 NO_TELEMETRY = {"HAYSTACK_TELEMETRY_ENABLED": "False"}

@@ -12,6 +12,8 @@ from tests.fuzz.driver import NO_NUMBERS, Worker, budget, check
 from tests.fuzz.mutations import Seed, damaged, edits
 from tools.models import Shape
 
+pytestmark = pytest.mark.nightly
+
 SMALL = Shape(n_layer=2, n_embd=32, n_ff=32, n_ff_exp=32)
 FAMILIES = ("qwen3moe", "deepseek2", "gpt-oss")
 OPTIONS = ["--prompt", "def f(", "--max-tokens", "3", "--ctx", "64", "--threads", "1", "--slots", "4"]

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from spac.run import make_parser
 from tests.fuzz.driver import budget, check
 
+pytestmark = pytest.mark.nightly
+
 # Wrong and unusual forms of numbers.
 FORMS = """0 1 2 3 -1 -2 00 +1 1.0 0.5 1e0 1e400 -0.0 nan inf -inf 2147483647 2147483648 4294967295
     18446744073709551616 -9223372036854775809 1_0 0x10 ½ １ one 1,5 -- - % 50% 101% -5% auto None"""

@@ -13,6 +13,8 @@ from tests.fuzz.mutations import Edit, Seed, damaged, number
 from tools.models import write_projector
 from tools.models.projector import png
 
+pytestmark = pytest.mark.nightly
+
 KINDS = ("qwen3vl", "gemma3")
 OPTIONS = ["--prompt", "x", "--max-tokens", "2", "--ctx", "256", "--threads", "1", "--slots", "4"]
 

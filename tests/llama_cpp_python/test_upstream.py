@@ -15,6 +15,8 @@ from tests.llama_cpp_python.conftest import TARGET
 from tests.session.recurrent import write_mamba
 from tools.models import FAMILIES, write_model
 
+pytestmark = pytest.mark.nightly
+
 # These tests compare with the text that one certain model writes, or with numbers of its vocabulary.
 NEED_THE_DOWNLOAD = ("test_real_model", "test_real_llama", "test_real_llama_repeated_prompt_cache")
 N_TESTS = 23

@@ -17,6 +17,8 @@ from spac import _library
 from tests.compiled import compiler_and_cpu, kept
 from tools.patches import source
 
+pytestmark = pytest.mark.nightly
+
 PROGRAM = "tests/test-backend-ops.cpp"
 HEADERS = [f"ggml/include/{name}.h" for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpp", "gguf")]
 PART = "type_a=(f16|q4_0|q4_K|mxfp4),type_b=f32,n_mats=4,n_used=2,b=.,m=512,n=(1|17),k=256|n_experts_used="

@@ -12,6 +12,8 @@ from tools.clients.__main__ import checks
 from tools.clients.serving import served
 from tools.clients.table import CLIENTS
 
+pytestmark = pytest.mark.nightly
+
 PACKAGES = {"openai": "openai", "anthropic": "anthropic", "langchain": "langchain_openai"}
 
 

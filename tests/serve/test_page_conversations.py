@@ -25,6 +25,8 @@ from tests.serve.browser_page import (
 from tests.serve.conftest import KEY, wait_until
 from tests.serve.test_page_markdown import pdf
 
+pytestmark = pytest.mark.nightly
+
 WIDTHS = (390, 800, 1280)
 
 

@@ -12,6 +12,8 @@ from tests.serve.browser_page import OVERFLOWING, Page, served
 from tools.models import write_projector
 from tools.models.projector import png
 
+pytestmark = pytest.mark.nightly
+
 ANSWER = "root ::= [a-z]{12}"
 SMALL = {f"{number}.png": png(64, 96, number) for number in (1, 2)}
 LARGE = {"photo.png": png(2000, 40)}

@@ -10,6 +10,8 @@ from tests.chat.templates import THINKING
 from tests.serve.browser_page import ENDLESS, MARKDOWN, REASONED, served, texts, versions
 from tests.serve.conftest import wait_until
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from spac import _library, demo
 from tests.session.lab import asked
+
+pytestmark = pytest.mark.nightly
 
 PRE_TOKENIZERS = ("gpt-4o", "deepseek-v3", "bloom", "exaone-moe", "llama-bpe")
 LETTERS = 60_000
