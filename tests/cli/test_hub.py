@@ -207,7 +207,7 @@ def test_layers_that_draft_are_named(tiny_model):
         ("x/gpt-oss-120b-GGUF:MXFP4", tiny_model("qwen3moe")),
     ]
     own, missing = models.rows_of(files, None)
-    assert own.drafts == ("its own layers: --draft-type draft-mtp (untried)",)
+    assert own.drafts == ("its own layers, as long as they pay (--draft-type auto)",)
     assert missing.drafts == ("gpt-oss-20b, which is not in the cache (untried)",)
 
 
@@ -228,7 +228,7 @@ QWEN = "Qwen/Qwen3-0.6B-GGUF:Q8_0"
     ("bartowski/DeepSeek-Coder-V2-Instruct-GGUF:Q4_K_M", "a/DeepSeek-Coder-V2-Lite-Instruct-GGUF:Q4_K_M"),
 ])  # fmt: skip
 def test_published_names_are_known(target, draft):
-    info = SimpleNamespace(n_mtp_layers=0)
+    info = SimpleNamespace(has_mtp=False)
     others = [target, draft, "Qwen/Qwen3-Embedding-0.6B-GGUF:Q8_0", "a/b"]
     assert list(models._drafts(target, info, others)) == [f"{draft} (untried)"]
     assert list(models._drafts(draft, info, others)) == []

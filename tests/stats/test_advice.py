@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
-from spac.llama_cpp_python.llama import Llama
 from spac.stats.advice import ENOUGH_STEPS, change, missed_budget, unused_draft, verdict
 
 GIB = 1 << 30
@@ -48,19 +46,6 @@ def test_a_run_that_drafts_nothing_ends_with_a_note(tiny_model):
         assert not any("did not pay" in note for note in engine.notes), "its memory is the host's"
         engine._pair.placement.device = SimpleNamespace(shares_host_cores=False)
         assert [note for note in engine.notes if "did not pay" in note and "more experts" in note]
-
-
-def test_layers_that_could_draft_are_named(tiny_model):
-    path = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
-    small = {"slots": 4, "threads": 1, "ctx": 128}
-    with Engine(EngineConfig(path, **small)) as engine:
-        assert any("--draft-type draft-mtp" in note for note in engine.notes)
-    with Engine(EngineConfig(path, draft_type="draft-mtp", **small)) as engine:
-        assert not any("draft-mtp" in note for note in engine.notes)
-    with Engine(EngineConfig(path, draft_length=0, **small)) as engine:
-        assert not any("draft-mtp" in note for note in engine.notes)
-    with closing(Llama(str(path), n_ctx=128, slots=4, n_threads=1, verbose=False)) as llm:
-        assert any("--draft-type draft-mtp" in note for note in llm.notes)
 
 
 def test_a_latency_budget_that_was_not_met():

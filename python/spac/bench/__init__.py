@@ -119,6 +119,10 @@ class Bench:
             return self._submit(target)
         prompts = _prompts(options)
         base = read_config(options, target, draft, **_REPRODUCIBLE)
+        from spac.engine.own_drafts import with_own_drafts
+        from spac.model.gguf.check import check_model
+
+        base = with_own_drafts(base, check_model(Path(base.target)), [])
         candidates = self._candidates(base)
         # This import loads the library. Bad options are reported before that.
         from spac.bench.measure import Measurement, with_threads

@@ -24,19 +24,22 @@ if TYPE_CHECKING:
     from spac.scheduler.base import Scheduler
 
 DRAFT_TYPES = (
-    "none", "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark", "ngram-simple",
-    "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "self",
+    "auto", "none", "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark",
+    "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "self",
 )  # fmt: skip
 """llama.cpp's names of the ways to draft, and those in which the target itself drafts.
 
 Those called draft-… need a draft model. draft-mtp can also use the target's own extra layers. With "self",
-the target drafts with low-bit copies of its experts.
+the target drafts with low-bit copies of its experts. "auto" is draft-simple with a draft model, and draft-mtp
+for a target with such layers.
 """
 
 FIXED_LENGTH = 8
 """The default number of tokens drafted per step where the governor may not choose it."""
 LONGEST = 16
 """The default limit of the tokens that a governor drafts per step. llama.cpp's default is the same."""
+LONGEST_MTP = 3
+"""The default limit of draft-mtp. Such layers are trained for one to three tokens."""
 DEFAULT_CONTEXT = 4096
 """The default limit of a context's tokens."""
 DEFAULT_LOOKAHEAD = 3
@@ -87,7 +90,8 @@ class EngineConfig(ContextConfig):
         "--draft", "--draft-model", "--model-draft", "-md", "--spec-draft-model",
     )  # fmt: skip
     draft_type: Parsed[tuple[str, ...] | None, tuple[str, ...] | str | None] = option(
-        None, "how to draft (default: draft-simple with a draft model, else none)",
+        "auto", "how to draft (default: auto, which is draft-simple with a draft model, and draft-mtp if the "
+        "target has layers for it that have paid on this machine so far; else none)",
         "--draft-type", "--spec-type", choices=DRAFT_TYPES, parse=names_in,
     )  # fmt: skip
     draft_length: int | None = option(
@@ -96,7 +100,8 @@ class EngineConfig(ContextConfig):
         range=DRAFT,
     )  # fmt: skip
     draft_max: int | None = option(
-        None, f"tokens drafted per step at most (default: {LONGEST}, but less than --batch); 0 turns "
+        None, f"tokens drafted per step at most (default: {LONGEST}, but less than --batch, and "
+        f"{LONGEST_MTP} with draft-mtp); 0 turns "
         "speculation off", "--draft-max", "--draft-n", "--spec-draft-n-max", range=DRAFT,
     )  # fmt: skip
     latency_budget: float | None = option(
@@ -253,8 +258,9 @@ class EngineConfig(ContextConfig):
             raise InputError("lookahead loads while a step runs, which --deterministic excludes")
 
     def _check_draft(self) -> None:
-        if len(self.draft_types) > 1 and "self" in self.draft_types:
-            raise InputError("draft-type self cannot be used together with others: name it alone")
+        for name in ("auto", "self"):
+            if len(named := self.draft_type or ()) > 1 and name in named:
+                raise InputError(f"draft-type {name} cannot be used together with others: name it alone")
         if self.draft_length is not None and self.draft_max is not None:
             raise InputError("draft_length is every draft's, draft_max the longest one's: give one of them")
         if self.latency_budget is not None and not self.is_governed:
@@ -295,13 +301,21 @@ class EngineConfig(ContextConfig):
             return self.draft_length
         if self.draft_max is not None:
             return self.draft_max
+        longest = LONGEST if self.is_governed else FIXED_LENGTH
+        if self.draft_type == ("draft-mtp",):
+            longest = LONGEST_MTP
         # A verification is one batch: the draft and the token before it.
-        return min(LONGEST if self.is_governed else FIXED_LENGTH, self.batch - 1)
+        return min(longest, self.batch - 1)
 
     @property
     def drafts_itself(self) -> bool:
         """True if the target drafts for itself."""
         return self.draft_types == ("self",)
+
+    @property
+    def drafts_auto(self) -> bool:
+        """True if the configuration names no way to draft."""
+        return self.draft_type in (None, ("auto",))
 
     @property
     def unused_options(self) -> str:
@@ -326,9 +340,9 @@ class EngineConfig(ContextConfig):
         """The ways to draft, with defaults resolved; empty without speculation."""
         if self.longest_draft == 0:
             return ()
-        if self.draft_type is None:
+        if self.drafts_auto:
             return ("draft-simple",) if self.draft is not None else ()
-        return tuple(name for name in self.draft_type if name != "none")
+        return tuple(name for name in self.draft_type or () if name != "none")
 
     @property
     def n_parallel(self) -> int:

@@ -20,6 +20,7 @@ from spac.engine.expert_cache import ExpertCache
 from spac.engine.loop_sequence import Beginnings
 from spac.engine.loop_work import LoopWork
 from spac.engine.memory_budget import MemoryBudget
+from spac.engine.own_drafts import keep_choice, with_own_drafts
 from spac.engine.pauses import Pauses
 from spac.engine.prompt_graphs import PromptGraphs
 from spac.engine.prompt_progress import PromptProgress
@@ -30,6 +31,7 @@ from spac.errors import InputError, one_line
 from spac.governor import Governor
 from spac.model.c_api import Model
 from spac.model.devices import schedules_beside
+from spac.model.gguf.check import check_model
 from spac.model.pair import LoadProgress, ModelPair
 from spac.scheduler import Scheduler, SchedulerChoice
 from spac.scheduler.driver import Driver
@@ -64,8 +66,12 @@ class Runtime:
             check_loop(config)
             self._files = RunFiles(config)
             if pair is None:
-                pair = ModelPair(config, progress, all_rows=False)
+                notes: list[str] = []
+                info = check_model(Path(config.target), "target", config.override_kv)
+                self.config = config = with_own_drafts(config, info, notes)
+                pair = ModelPair(config, progress, all_rows=False, info=info)
                 undo.callback(pair.close)
+                pair.notes += notes
             self._pair, self._notes = pair, pair.notes
             self.experts = pair.experts
             """The target's experts; None if the target runs without the split."""
@@ -142,6 +148,7 @@ class Runtime:
         try:
             self.save()
         finally:
+            keep_choice(self.config, self._pair.placement.info, self._lengths.configured)
             self.events.end()
             self._expert_cache.close()
             self.experts = None

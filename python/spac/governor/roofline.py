@@ -119,10 +119,11 @@ class RooflineGovernor(Governor):
 
     @property
     def about(self) -> dict[str, float]:
-        """The length in force and the share of first drafted tokens that are accepted; empty at first."""
+        """The steps so far, the length in force and the share of first drafts accepted; empty at first."""
         if self.curve is None:
             return {}
-        return {"draft_length": self._k, "acceptance": round(float(self._accept.estimate()[0][0]), 3)}
+        acceptance = round(float(self._accept.estimate()[0][0]), 3)
+        return {"steps": self._step, "draft_length": self._k, "acceptance": acceptance}
 
     # Observations
 

@@ -22,6 +22,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.config.engine import DEFAULT_CONTEXT
 from spac.engine import Engine
 from spac.engine.chat_format import ChatFormat
+from spac.engine.own_drafts import with_own_drafts
 from spac.errors import InputError
 from spac.llama_cpp_python.arguments import Arguments, LlamaCppArguments, signature
 from spac.llama_cpp_python.borrowed import BorrowedContext, BorrowedModel, Fields, adapt, apply, with_pool
@@ -111,7 +112,8 @@ class LoadedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return cls(str(config.target), **keywords)
 
     def _load(self, config: EngineConfig, options: dict[str, Any], info: ModelInfo) -> None:
-        exact = EXACT in self._own
+        exact, notes = EXACT in self._own, list[str]()
+        config = with_own_drafts(config, info, notes)
         splits = info.is_moe and config.device.lower() != "cpu"
         alone = not (config.draft_types or splits or config.mmproj is not None or config.n_parallel > 1)
         if alone and not exact and not config.rpc:
@@ -140,6 +142,7 @@ class LoadedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.lora_path, self.lora_scale = lora_path, lora_scale
         self._pool = pair.pool
         self._stack.callback(pair.close)
+        pair.notes += notes
         self._engine = engine = Engine(config, pair=pair)
         self._stack.callback(engine.close)
         weakref.finalize(self, engine.close)  # Apps seldom call close(). This runs before the end.

@@ -88,9 +88,11 @@ class ModelPair:
         *,
         all_rows: bool = True,
         loader: Loader | None = None,
+        info: ModelInfo | None = None,
     ) -> None:
         """Load both models and make their contexts. `loader` loads the target, and the pair by default.
 
+        `info` has the facts of the target's header, if the caller has read them.
         With `all_rows`, the target's context has memory for the logits of every token of a batch. A loop
         needs only those of its longest verification. Raises InputError, OutOfMemoryError or SpacError, with
         one line. Nothing stays loaded then.
@@ -99,7 +101,8 @@ class ModelPair:
         self._all_rows = all_rows if loader is None else loader.all_rows
         self._closing = ExitStack()
         target = Path(config.target)
-        info = check_model(target, "target", config.override_kv) if loader is None else loader.info
+        if info is None:
+            info = check_model(target, "target", config.override_kv) if loader is None else loader.info
         # A model without experts stays where its own loader puts it.
         self.placement = Placement(config, info, device=loader is None or info.is_moe)
         self.notes = self.placement.notes
@@ -352,9 +355,6 @@ class ModelPair:
         wanted, size = config.ctx, self.target_context.size
         if wanted and wanted < size < wanted + 256:
             self.notes.append(f"--ctx {wanted}: the context holds {size} tokens, a multiple of 256")
-        drafts = config.draft is not None or config.draft_type is not None
-        if self.target.has_mtp and not drafts and config.longest_draft:
-            self.notes.append(f"{name} has layers that draft for it: --draft-type draft-mtp uses them")
         if self.experts is None and not place.whole and self._loader is None:
             reason = "device cpu" if place.device is None else f"{name} has no experts"
             where = f"on {place.device_names}" if place.device is not None else "on the CPU"

@@ -177,8 +177,8 @@ def row_of(
 
 def _drafts(name: str, info: ModelInfo, names: Sequence[str]) -> Iterator[str]:
     """Yield the ways to draft for a model, with the drafts that are there."""
-    if info.n_mtp_layers:
-        yield "its own layers: --draft-type draft-mtp (untried)"
+    if info.has_mtp:
+        yield "its own layers, as long as they pay (--draft-type auto)"
     for pair in PAIRS:
         if not re.search(pair.target, name, re.IGNORECASE):
             continue

@@ -11,6 +11,11 @@ from spac.model.gguf.header import TOKENS, Array, Header, HeaderError, Scalar, T
 
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
 """The pattern of names of tensors that hold one slice per expert."""
+_MTP = frozenset((
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next",
+    "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+))  # fmt: skip
+"""The architectures for which the pinned library has a graph of MTP layers (`LLM_GRAPH_TYPE_DECODER_MTP`)."""
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
@@ -44,6 +49,8 @@ class ModelInfo:
     """The bytes of the largest layer."""
     cache_width: int
     """The numbers that a layer keeps of a token, at most: its keys and values."""
+    has_mtp: bool
+    """True if the file has the weights of its MTP layers, and the library can draft with them."""
 
     @property
     def n_expert_layers(self) -> int:
@@ -104,6 +111,7 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         table_types=_bytes_by_type(table if any(t.name == "output.weight" for t in tensors) else []),
         layer_bytes=max(_bytes_by_layer(tensors).values(), default=0),
         cache_width=_cache_width(header, architecture, size("embedding_length")),
+        has_mtp=architecture in _MTP and any(t.name.endswith(".nextn.eh_proj.weight") for t in tensors),
     )
 
 

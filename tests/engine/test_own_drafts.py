@@ -1,0 +1,105 @@
+"""Layers of a target draft for it by default, and are left out where they did not pay in the last run."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spac.config import EngineConfig, SamplingConfig
+from spac.costs import store
+from spac.engine import Engine, own_drafts
+from spac.errors import InputError
+from spac.governor import RooflineGovernor
+from spac.llama_cpp_python.llama import Llama
+from spac.model.gguf.check import check_model
+
+SMALL = {"slots": 4, "threads": 1, "ctx": 256}
+ENDLESS = SamplingConfig(temp=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def mtp(tiny_model) -> Path:
+    return tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path) -> Path:
+    """Return the folder of what is measured, which has nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return store.folder()
+
+
+def test_they_draft_by_default(mtp, measured):
+    with Engine(EngineConfig(mtp, **SMALL, sampling=ENDLESS)) as engine:
+        assert engine.config.draft_types == ("draft-mtp",)
+        assert isinstance(engine.governor, RooflineGovernor)
+        generation = engine.generate("def f(", 30)
+        list(generation)
+    assert generation.stats.drafted_tokens > 0
+    assert set(generation.stats.draft_lengths) <= {"0", "1", "2", "3"}
+    assert not list(measured.glob("drafts-*")), "30 steps are too few to judge"
+    with closing(Llama(str(mtp), n_ctx=256, slots=4, n_threads=1, verbose=False)) as llm:
+        assert llm.engine.config.draft_types == ("draft-mtp",)
+
+
+@pytest.mark.parametrize(
+    ("options", "types"),
+    [
+        ({"draft_type": "none"}, ()),
+        ({"draft_length": 0}, ()),
+        ({"draft_max": 0}, ()),
+        ({"deterministic": True}, ()),  # nothing could find out whether they pay
+        ({"deterministic": True, "draft_length": 2}, ("draft-mtp",)),
+        ({"cpu_expert_layers": 2}, ()),
+        ({"draft_type": "ngram-simple"}, ("ngram-simple",)),
+        ({"draft": "d.gguf"}, ("draft-simple",)),
+    ],
+)
+def test_what_leaves_them_out(mtp, measured, options, types):
+    config = own_drafts.with_own_drafts(EngineConfig(mtp, **options), check_model(mtp), [])
+    assert config.draft_types == types
+
+
+def test_a_file_without_their_weights_has_none(mtp, measured):
+    info = check_model(mtp)
+    assert info.has_mtp
+    bare = replace(info, has_mtp=False)
+    assert own_drafts.with_own_drafts(EngineConfig(mtp), bare, []).draft_types == ()
+
+
+def test_auto_stands_alone():
+    with pytest.raises(InputError, match="draft-type auto cannot be used together with others"):
+        EngineConfig("m.gguf", draft_type="auto,ngram-simple")
+
+
+def test_they_are_not_loaded_where_they_did_not_pay(mtp, measured):
+    """The random layer is never right, so the governor stops drafting. A week later they may try again."""
+    with Engine(EngineConfig(mtp, **SMALL, sampling=ENDLESS)) as engine:
+        list(engine.generate("def f(", 140))
+        assert engine.governor.about["draft_length"] == 0
+    (file,) = measured.glob("drafts-*")
+    with Engine(EngineConfig(mtp, **SMALL)) as engine:
+        assert engine.config.draft_types == ()
+        assert any("--draft-type draft-mtp loads them" in note for note in engine.notes)
+        list(engine.generate("def f(", 4))
+    assert list(measured.glob("drafts-*")) == [file], "a run without them says nothing about them"
+    info, asked = check_model(mtp), EngineConfig(mtp, draft_type="draft-mtp")
+    assert own_drafts.with_own_drafts(asked, info, []) is asked
+    then = time.time() - own_drafts.RECENT_S - 60
+    os.utime(file, (then, then))
+    assert own_drafts.with_own_drafts(EngineConfig(mtp), info, []).draft_types == ("draft-mtp",)
+
+
+@pytest.mark.parametrize(("length", "types"), [(0, ()), (2, ("draft-mtp",))])
+def test_the_last_choice_counts(mtp, measured, monkeypatch, length, types):
+    info, config = check_model(mtp), EngineConfig(mtp, draft_type="draft-mtp")
+    governor = RooflineGovernor(3)
+    for n in (0 if length else 2, length):
+        monkeypatch.setattr(RooflineGovernor, "about", {"steps": 100, "draft_length": n})
+        own_drafts.keep_choice(config, info, governor)
+    assert own_drafts.with_own_drafts(EngineConfig(mtp), info, []).draft_types == types
