@@ -65,3 +65,10 @@ def test_on_the_cpu_alone(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_a_model_there_is_nothing_to_tell() -> None:
     assert list(outlook(None, None, None)) == []
+
+
+def test_layers_of_the_target_that_draft(tiny_model: Any) -> None:
+    target = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
+    assert "0 to 3 by the model's own layers" in found(target)["draft length"]
+    run(target, draft_type="draft-mtp")
+    assert "did not pay in the last run here" in found(target)["draft length"], "they are random"

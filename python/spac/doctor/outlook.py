@@ -16,6 +16,7 @@ from spac.stats.words import number
 def outlook(target: Path | None, limit: VramLimit | None, mmproj: Path | None) -> Iterator[Finding]:
     """Yield what a run with default options does, if a target is given: a finding for each learner."""
     from spac.costs import store
+    from spac.engine.own_drafts import with_own_drafts
     from spac.model.devices import choose_devices, schedules_beside, usual_threads
     from spac.model.expected_speed import SOURCES, expected_speed, kept_costs
     from spac.model.gguf.check import check_model
@@ -41,8 +42,13 @@ def outlook(target: Path | None, limit: VramLimit | None, mmproj: Path | None) -
     else:
         yield Finding("unit costs", "ok", "measured by earlier runs; every eighth step corrects them")
         yield from cost_findings(costs, drafts="draft_length" in last)
-    found = "without a draft 0; with one, the first steps try several, and all others go on measuring"
-    if "draft_length" in last:
+    notes: list[str] = []
+    own = with_own_drafts(config, info, notes)
+    drafts = f"0 to {own.longest_draft} by the model's own layers" if own.draft_types else "without a draft 0"
+    found = f"{drafts}; the first steps of a draft try several, and all others go on measuring"
+    if notes:
+        found = notes[0]
+    elif "draft_length" in last:
         accepted = f"{last['acceptance']:.0%} of first drafted tokens accepted"
         found = f"{last['draft_length']:g} at the end of the last run, {accepted}; its times are known"
     yield Finding("draft length", "ok", found)

@@ -41,7 +41,7 @@ def with_own_drafts(config: EngineConfig, info: ModelInfo, notes: list[str]) -> 
 
 
 def _key(config: EngineConfig, info: ModelInfo) -> store.Key:
-    return store.Key.of("drafts", device=config.device, threads=config.threads or 0, target=info.path)
+    return store.Key.of("drafts", device=config.device, target=info.path)
 
 
 def _paid(config: EngineConfig, info: ModelInfo, notes: list[str]) -> bool:
