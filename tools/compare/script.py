@@ -46,6 +46,24 @@ class Decoder(Protocol):
         """Shift the context: remove the tokens from `start` to `end`, and move those up to `position` to
         their place."""
 
+    def states(self, n: int) -> Logits:
+        """Return the hidden states [n, …] of the last batch's tokens, which prediction layers (MTP) read."""
+
+    @property
+    def predictor(self) -> Predictor:
+        """The context of the model's prediction layers."""
+
+
+class Predictor(Protocol):
+    """A context of prediction layers (MTP)."""
+
+    def predict(self, tokens: Tokens, states: Logits, position: int, wanted: list[int]) -> Logits:
+        """Evaluate tokens with the hidden states before them. Return logits and hidden states
+        [len(wanted), n_vocab + …] of the wanted tokens."""
+
+    def rewind(self, position: int) -> None:
+        """Remove everything from `position` on."""
+
 
 class _Steps:
     """A running script: its decoder, its random tokens, and the logits so far by step's name, in order."""
@@ -185,10 +203,56 @@ def run_batches_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
     return steps.logits
 
 
+N_DRAFT = 3
+
+
+def run_mtp_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Run a target and its prediction layers as llama.cpp's `draft-mtp` runs them, with each draft accepted,
+    because recurrent memories cannot drop tokens. The prediction layers read every token together with the
+    hidden state of the token before it."""
+    steps = _Steps(decoder, before_step)
+    n_vocab, predictor = decoder.n_vocab, decoder.predictor
+
+    def predict(name: str, tokens: Tokens, states: Logits, position: int, wanted: Sequence[int]) -> Logits:
+        before_step()
+        steps.logits[name] = predictor.predict(tokens, states, position, list(wanted))
+        return steps.logits[name]
+
+    def evaluate(
+        name: str, tokens: Tokens, position: int, state: Logits | None, wanted: Sequence[int] = ()
+    ) -> tuple[int, Logits]:
+        """Evaluate tokens on both sides. Return the next token, and the last token's hidden state."""
+        logits = steps.decode(name, tokens, position, range(len(tokens)))
+        steps.logits[f"{name}, states"] = states = decoder.states(len(tokens))
+        before = np.zeros_like(states[:1]) if state is None else state
+        predict(f"{name}, read", tokens, np.concatenate([before, states[:-1]]), position, wanted)
+        return int(logits[-1].argmax()), states[-1:]
+
+    def draft(name: str, token: int, position: int, state: Logits) -> Tokens:
+        """Return the token and the drafted ones behind it."""
+        tokens = [token]
+        for i in range(N_DRAFT):
+            one = np.array(tokens[-1:], np.int32)
+            row = predict(f"{name}, draft {i}", one, state, position + i, (0,))
+            tokens.append(int(row[0, :n_vocab].argmax()))
+            state = row[:, n_vocab:]
+        predictor.rewind(position)
+        return np.array(tokens, np.int32)
+
+    for n, wanted in ((24, ()), (70, range(70))):
+        decoder.rewind(0)
+        token, state = evaluate(f"prompt of {n}", steps.draw(n), 0, None, wanted)
+        for i in range(2):
+            position = n + i * (N_DRAFT + 1)
+            drafted = draft(f"{n} + {i}", token, position, state)
+            token, state = evaluate(f"{n} + {i}", drafted, position, state)
+    return steps.logits
+
+
 SCRIPTS = {
     "full": run_script, "half": partial(run_script, n_greedy=N_GREEDY // 2, n_long=N_LONG // 2),
     "first": run_first_script, "short": run_short_script, "state": run_state_script,
     "shift": run_shift_script, "prompts": run_prompts_script, "lengths": run_lengths_script,
-    "batches": run_batches_script,
+    "batches": run_batches_script, "mtp": run_mtp_script,
 }  # fmt: skip
 """The scripts that a case may run."""

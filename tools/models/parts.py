@@ -158,10 +158,7 @@ def shared_expert(s: Shape, il: int, *, gated: bool = False) -> list[Tensor]:
 
 
 def prediction(s: Shape, il: int) -> list[Tensor]:
-    """Return the tensors of a layer of multi-token prediction."""
+    """Return the tensors that a layer of multi-token prediction has more than others; none for others."""
     p = f"blk.{il}.nextn."
-    return [
-        matrix(p + "eh_proj", s.n_embd, 2 * s.n_embd),
-        norm(p + "enorm", s.n_embd),
-        norm(p + "hnorm", s.n_embd),
-    ]
+    matrices = [matrix(p + "eh_proj", s.n_embd, 2 * s.n_embd)]
+    return [*matrices, norm(p + "enorm", s.n_embd), norm(p + "hnorm", s.n_embd)] if s.predicts(il) else []
