@@ -19,9 +19,14 @@ from tools.compare.job import Case, Settings
 
 _MTP = 1  # LLAMA_CONTEXT_TYPE_MTP
 
+# Functions of llama-ext.h, llama.cpp's interface in C++
+_OUTPUT_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+_STATE = "_Z30llama_get_embeddings_nextn_ithP13llama_contexti"
+_PREDICTION_LAYER = "_Z28llama_set_nextn_layer_offsetP13llama_contexti"
+_OUTPUT_INPUTS = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
+
 
 def _staged(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of llama-ext.h, llama.cpp's interface in C++."""
     function = getattr(ll.llama_cpp._lib, name)
     function.restype, function.argtypes = result, (ctypes.c_void_p, *arguments)
     return function
@@ -182,15 +187,15 @@ class Context:
         return np.ctypeslib.as_array(self._read(self.pointer, index), (self._width,)).copy()
 
     def _state(self, index: int) -> npt.NDArray[np.float32]:
-        read = _staged(
-            "_Z30llama_get_embeddings_nextn_ithP13llama_contexti", ctypes.POINTER(ctypes.c_float), ctypes.c_int32
-        )
+        read = _staged(_STATE, ctypes.POINTER(ctypes.c_float), ctypes.c_int32)
         return np.ctypeslib.as_array(read(self.pointer, index), (self._n_state,)).copy()
 
     def _output_states(self, *, masked: bool) -> None:
         """Make the context give hidden states, for all tokens or only for those with logits (`masked`)."""
-        name = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
-        _staged(name, None, ctypes.c_bool, ctypes.c_bool)(self.pointer, True, masked)
+        _staged(_OUTPUT_STATES, None, ctypes.c_bool, ctypes.c_bool)(self.pointer, True, masked)
+        # llama.cpp keeps its plan of the memory, in which deepseek4's later tensors overwrite these states.
+        # This makes it plan again.
+        _staged(_OUTPUT_INPUTS, None, ctypes.c_uint32, ctypes.c_bool)(self.pointer, 0, False)
 
     def __enter__(self) -> Context:
         return self
@@ -208,12 +213,22 @@ class Predictor(Context):
     def __init__(self, model: Model, settings: Settings) -> None:
         own = replace(settings, mtp=False, params={**settings.params, "ctx_type": _MTP})
         super().__init__(model, own, None)
+        self.n_layer = ll.llama_cpp._lib.llama_model_n_layer_nextn(ctypes.c_void_p(model.pointer))
         self._output_states(masked=True)
+        for layer in range(self.n_layer):  # spac counts the layers whose graphs it has seen
+            self.predict(np.zeros(1, np.int32), np.zeros((1, self._n_state), np.float32), 0, [], layer)
+            self.rewind(0)
 
     def predict(
-        self, tokens: npt.NDArray[np.int32], states: npt.NDArray[np.float32], position: int, wanted: list[int]
+        self,
+        tokens: npt.NDArray[np.int32],
+        states: npt.NDArray[np.float32],
+        position: int,
+        wanted: list[int],
+        layer: int,
     ) -> npt.NDArray[np.float32]:
-        """See `Decoder.predict`."""
+        """See `script.Predictor.predict`."""
+        _staged(_PREDICTION_LAYER, None, ctypes.c_int32)(self.pointer, layer)
         if len(tokens) > self._settings.n_batch:
             raise ValueError(f"{len(tokens)} tokens: more than a batch has")
         states = np.ascontiguousarray(states)

@@ -57,9 +57,11 @@ class Decoder(Protocol):
 class Predictor(Protocol):
     """A context of prediction layers (MTP)."""
 
-    def predict(self, tokens: Tokens, states: Logits, position: int, wanted: list[int]) -> Logits:
-        """Evaluate tokens with the hidden states before them. Return logits and hidden states
-        [len(wanted), n_vocab + …] of the wanted tokens."""
+    n_layer: int
+
+    def predict(self, tokens: Tokens, states: Logits, position: int, wanted: list[int], layer: int) -> Logits:
+        """Evaluate tokens, with the hidden states before them, in one of the layers. Return logits and hidden
+        states [len(wanted), n_vocab + …] of the wanted tokens."""
 
     def rewind(self, position: int) -> None:
         """Remove everything from `position` on."""
@@ -207,15 +209,17 @@ N_DRAFT = 3
 
 
 def run_mtp_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
-    """Run a target and its prediction layers as llama.cpp's `draft-mtp` runs them, with each draft accepted,
-    because recurrent memories cannot drop tokens. The prediction layers read every token together with the
-    hidden state of the token before it."""
+    """Run a target and its prediction layers (one, or `N_DRAFT`) as llama.cpp's `draft-mtp` runs them, with
+    each draft accepted, because recurrent memories cannot drop tokens. The prediction layers read every token
+    together with the hidden state of the token before it."""
     steps = _Steps(decoder, before_step)
     n_vocab, predictor = decoder.n_vocab, decoder.predictor
 
-    def predict(name: str, tokens: Tokens, states: Logits, position: int, wanted: Sequence[int]) -> Logits:
+    def predict(
+        name: str, tokens: Tokens, states: Logits, position: int, wanted: Sequence[int], layer: int
+    ) -> Logits:
         before_step()
-        steps.logits[name] = predictor.predict(tokens, states, position, list(wanted))
+        steps.logits[name] = predictor.predict(tokens, states, position, list(wanted), layer)
         return steps.logits[name]
 
     def evaluate(
@@ -224,18 +228,23 @@ def run_mtp_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[st
         """Evaluate tokens on both sides. Return the next token, and the last token's hidden state."""
         logits = steps.decode(name, tokens, position, range(len(tokens)))
         steps.logits[f"{name}, states"] = states = decoder.states(len(tokens))
-        before = np.zeros_like(states[:1]) if state is None else state
-        predict(f"{name}, read", tokens, np.concatenate([before, states[:-1]]), position, wanted)
+        before = np.concatenate([np.zeros_like(states[:1]) if state is None else state, states[:-1]])
+        for layer in range(predictor.n_layer):
+            predictor.rewind(position)
+            predict(f"{name}, read by {layer}", tokens, before, position, wanted, layer)
         return int(logits[-1].argmax()), states[-1:]
 
-    def draft(name: str, token: int, position: int, state: Logits) -> Tokens:
-        """Return the token and the drafted ones behind it."""
-        tokens = [token]
+    def draft(name: str, token: int, position: int, states: Logits) -> Tokens:
+        """Return the token and the drafted ones behind it. Each of several layers drafts one token, and reads
+        the drafted ones before it anew."""
+        tokens, chained = [token], predictor.n_layer > 1
         for i in range(N_DRAFT):
-            one = np.array(tokens[-1:], np.int32)
-            row = predict(f"{name}, draft {i}", one, state, position + i, (0,))
+            start, layer = (0, i) if chained else (i, 0)
+            predictor.rewind(position + start)
+            behind = np.array(tokens[start:], np.int32)
+            row = predict(f"{name}, draft {i}", behind, states[start:], position + start, (i - start,), layer)
             tokens.append(int(row[0, :n_vocab].argmax()))
-            state = row[:, n_vocab:]
+            states = np.concatenate([states, row[:, n_vocab:]])
         predictor.rewind(position)
         return np.array(tokens, np.int32)
 
@@ -246,6 +255,7 @@ def run_mtp_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[st
             position = n + i * (N_DRAFT + 1)
             drafted = draft(f"{n} + {i}", token, position, state)
             token, state = evaluate(f"{n} + {i}", drafted, position, state)
+        draft(f"{n} + 2", token, n + 2 * (N_DRAFT + 1), state)
     return steps.logits
 
 

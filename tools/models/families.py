@@ -50,7 +50,7 @@ def base(s: Shape) -> Metadata:
         "attention.head_count_kv": s.n_head_kv, "attention.key_length": s.head_dim,
         "attention.value_length": s.head_dim, "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.dimension_count": s.head_dim, "rope.freq_base": 10000.0,
-        **({"nextn_predict_layers": 1} if s.option("mtp") else {}),
+        **({"nextn_predict_layers": s.option("mtp")} if s.option("mtp") else {}),
     }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class LoaderFamily:
         """Return all tensors in the loader's order."""
         shapes = _ask(self.question(shape))
         tensors = [_tensor(name, of) for name, of in shapes.items() if not name.endswith(self.left_out)]
-        if shape.option("mtp") and not any(".nextn." in name for name in shapes):  # deepseek4 looks into the file
+        if not any(".nextn." in name for name in shapes):  # deepseek4's loader looks for them in the file
             tensors += prediction(shape, shape.n_layer - 1)
         return tensors
 

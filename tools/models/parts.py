@@ -80,7 +80,8 @@ _LATENT = {"q_rank": 0, "kv_rank": 32, "nope": 32, "rope": 16, "value": 32, "abs
 
 
 def latent_sizes(s: Shape) -> dict[str, int]:
-    return {name: s.option(name, default) for name, default in _LATENT.items()}
+    defaults = {**_LATENT, "q_rank": 32 * bool(s.option("mtp"))}  # A prediction layer has to have a rank.
+    return {name: s.option(name, default) for name, default in defaults.items()}
 
 
 def latent_attention(s: Shape, il: int) -> list[Tensor]:
