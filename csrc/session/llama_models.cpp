@@ -1,5 +1,6 @@
 #include "session/llama_models.h"
 
+#include "../src/llama-ext.h"   // for the graphs of prediction layers
 #include "../src/llama-model.h" // for a model's devices, which no public function returns
 #include "backend/experts/experts.h"
 #include "backend/remote/rpc.h"
@@ -162,7 +163,15 @@ Address new_context(Address model, const Fields & fields) {
     auto params = llama_context_default_params();
     set_fields(fields, params);
     const AbortGuard guard;
-    return address_of(llama_init_from_model(model_at(model), params));
+    auto * const     ctx = llama_init_from_model(model_at(model), params);
+    // Each prediction layer has a graph of its own, and experts are split whose graphs are planned before they count.
+    const bool predicts = ctx != nullptr && params.ctx_type == LLAMA_CONTEXT_TYPE_MTP;
+    for (int layer = 1; predicts && layer < model_extra_layers(model); ++layer) {
+        llama_set_nextn_layer_offset(ctx, layer);
+        llama_graph_reserve(ctx, 1, 1, 1);
+        llama_set_nextn_layer_offset(ctx, 0);
+    }
+    return address_of(ctx);
 }
 
 void free_context(Address context) { llama_free(context_at(context)); }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp as ll
@@ -15,6 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.compare.job import Case, Settings
+
+_MTP = 1  # LLAMA_CONTEXT_TYPE_MTP
+
+# Functions of llama-ext.h, llama.cpp's interface in C++
+_OUTPUT_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+_STATE = "_Z30llama_get_embeddings_nextn_ithP13llama_contexti"
+_PREDICTION_LAYER = "_Z28llama_set_nextn_layer_offsetP13llama_contexti"
+_OUTPUT_INPUTS = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
+
+
+def _staged(name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(ll.llama_cpp._lib, name)
+    function.restype, function.argtypes = result, (ctypes.c_void_p, *arguments)
+    return function
 
 
 def _overrides(values: dict[str, int | float | bool]) -> Any:
@@ -54,6 +69,7 @@ class Model:
             params.kv_overrides = self._overrides = _overrides(case.overrides)
         # spac's expert store is an extra buffer type, so spac needs the default.
         params.use_extra_bufts = on_device
+        params.load_mtp = case.settings.mtp
         self.pointer = ll.llama_model_load_from_file(case.model.encode(), params)
         if not self.pointer:
             raise RuntimeError(f"{case.model} does not load")
@@ -76,6 +92,8 @@ class Model:
 class Context:
     """A `Decoder` over one context and one batch that is reused."""
 
+    predictor: Predictor | None = None
+
     def __init__(self, model: Model, settings: Settings, adapter: Any, scale: float = 1.0) -> None:
         params = ll.llama_context_default_params()
         params.n_ctx = settings.n_ctx
@@ -94,6 +112,7 @@ class Context:
         self.n_vocab = model.n_vocab
         self._read = ll.llama_get_embeddings_ith if settings.embeddings else ll.llama_get_logits_ith
         self._width = model.n_embd if settings.embeddings else model.n_vocab
+        self._n_state = ll.llama_cpp._lib.llama_model_n_embd_out(ctypes.c_void_p(model.pointer))
         self.pointer = ll.llama_init_from_model(model.pointer, params)
         if not self.pointer:
             raise RuntimeError("no context")
@@ -103,6 +122,9 @@ class Context:
             if ll.llama_set_adapters_lora(self.pointer, adapters, 1, scales):
                 raise RuntimeError("the adapter does not apply")
         self._batch = ll.llama_batch_init(settings.n_batch, 0, 1)
+        if settings.mtp:
+            self._output_states(masked=False)
+            self.predictor = Predictor(model, settings)
 
     def decode(
         self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]
@@ -124,15 +146,20 @@ class Context:
                 raise RuntimeError(f"llama_decode returned {result} at position {position + start}")
             for i in range(len(piece)):
                 if batch.logits[i]:
-                    row = self._read(self.pointer, i)
-                    rows.append(np.ctypeslib.as_array(row, (self._width,)).copy())
-        return np.stack(rows)
+                    rows.append(self._row(i))
+        return np.stack(rows) if rows else np.empty((0, self._width), np.float32)
+
+    def states(self, n: int) -> npt.NDArray[np.float32]:
+        """See `Decoder.states`."""
+        return np.stack([self._state(i) for i in range(n)])
 
     def rewind(self, position: int) -> None:
         """See `Decoder.rewind`."""
         memory = ll.llama_get_memory(self.pointer)
         if position == 0:
             ll.llama_memory_clear(memory, False)
+            if self.predictor:
+                self.predictor.rewind(0)
         elif not ll.llama_memory_seq_rm(memory, 0, position, -1):
             raise RuntimeError(f"cannot rewind to {position}")
 
@@ -156,9 +183,60 @@ class Context:
             raise RuntimeError(f"cannot forget {start} to {end}")
         ll.llama_memory_seq_add(memory, 0, end, position, start - end)
 
+    def _row(self, index: int) -> npt.NDArray[np.float32]:
+        return np.ctypeslib.as_array(self._read(self.pointer, index), (self._width,)).copy()
+
+    def _state(self, index: int) -> npt.NDArray[np.float32]:
+        read = _staged(_STATE, ctypes.POINTER(ctypes.c_float), ctypes.c_int32)
+        return np.ctypeslib.as_array(read(self.pointer, index), (self._n_state,)).copy()
+
+    def _output_states(self, *, masked: bool) -> None:
+        """Make the context give hidden states, for all tokens or only for those with logits (`masked`)."""
+        _staged(_OUTPUT_STATES, None, ctypes.c_bool, ctypes.c_bool)(self.pointer, True, masked)
+        # llama.cpp keeps its plan of the memory, in which deepseek4's later tensors overwrite these states.
+        # This makes it plan again.
+        _staged(_OUTPUT_INPUTS, None, ctypes.c_uint32, ctypes.c_bool)(self.pointer, 0, False)
+
     def __enter__(self) -> Context:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.predictor:
+            self.predictor.__exit__()
         ll.llama_batch_free(self._batch)
         ll.llama_free(self.pointer)
+
+
+class Predictor(Context):
+    """A context of a model's prediction layers (MTP). Its rows are logits, and hidden states behind them."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        own = replace(settings, mtp=False, params={**settings.params, "ctx_type": _MTP})
+        super().__init__(model, own, None)
+        self.n_layer = ll.llama_cpp._lib.llama_model_n_layer_nextn(ctypes.c_void_p(model.pointer))
+        self._output_states(masked=True)
+        for layer in range(self.n_layer):  # spac counts the layers whose graphs it has seen
+            self.predict(np.zeros(1, np.int32), np.zeros((1, self._n_state), np.float32), 0, [], layer)
+            self.rewind(0)
+
+    def predict(
+        self,
+        tokens: npt.NDArray[np.int32],
+        states: npt.NDArray[np.float32],
+        position: int,
+        wanted: list[int],
+        layer: int,
+    ) -> npt.NDArray[np.float32]:
+        """See `script.Predictor.predict`."""
+        _staged(_PREDICTION_LAYER, None, ctypes.c_int32)(self.pointer, layer)
+        if len(tokens) > self._settings.n_batch:
+            raise ValueError(f"{len(tokens)} tokens: more than a batch has")
+        states = np.ascontiguousarray(states)
+        self._batch.embd = states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        try:
+            return self.decode(tokens, position, wanted)
+        finally:
+            self._batch.embd = None  # llama_batch_free would free it
+
+    def _row(self, index: int) -> npt.NDArray[np.float32]:
+        return np.concatenate([super()._row(index), self._state(index)])

@@ -21,6 +21,7 @@ class Settings:
     flash_attn: bool = False
     paged: bool = False  # experts stay in the file until they are needed; spac alone
     embeddings: bool = False  # compare embeddings: encoders have no logits
+    mtp: bool = False  # load prediction layers, with a context that gets the target's hidden states
     params: dict[str, float] = field(default_factory=dict)  # further fields of llama_context_params
 
 

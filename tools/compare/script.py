@@ -46,6 +46,26 @@ class Decoder(Protocol):
         """Shift the context: remove the tokens from `start` to `end`, and move those up to `position` to
         their place."""
 
+    def states(self, n: int) -> Logits:
+        """Return the hidden states [n, …] of the last batch's tokens, which prediction layers (MTP) read."""
+
+    @property
+    def predictor(self) -> Predictor:
+        """The context of the model's prediction layers."""
+
+
+class Predictor(Protocol):
+    """A context of prediction layers (MTP)."""
+
+    n_layer: int
+
+    def predict(self, tokens: Tokens, states: Logits, position: int, wanted: list[int], layer: int) -> Logits:
+        """Evaluate tokens, with the hidden states before them, in one of the layers. Return logits and hidden
+        states [len(wanted), n_vocab + …] of the wanted tokens."""
+
+    def rewind(self, position: int) -> None:
+        """Remove everything from `position` on."""
+
 
 class _Steps:
     """A running script: its decoder, its random tokens, and the logits so far by step's name, in order."""
@@ -185,10 +205,64 @@ def run_batches_script(decoder: Decoder, before_step: Callable[[], None]) -> dic
     return steps.logits
 
 
+N_DRAFT = 3
+
+
+def run_mtp_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Run a target and its prediction layers (one, or `N_DRAFT`) as llama.cpp's `draft-mtp` runs them, with
+    each draft accepted, because recurrent memories cannot drop tokens. The prediction layers read every token
+    together with the hidden state of the token before it."""
+    steps = _Steps(decoder, before_step)
+    n_vocab, predictor = decoder.n_vocab, decoder.predictor
+
+    def predict(
+        name: str, tokens: Tokens, states: Logits, position: int, wanted: Sequence[int], layer: int
+    ) -> Logits:
+        before_step()
+        steps.logits[name] = predictor.predict(tokens, states, position, list(wanted), layer)
+        return steps.logits[name]
+
+    def evaluate(
+        name: str, tokens: Tokens, position: int, state: Logits | None, wanted: Sequence[int] = ()
+    ) -> tuple[int, Logits]:
+        """Evaluate tokens on both sides. Return the next token, and the last token's hidden state."""
+        logits = steps.decode(name, tokens, position, range(len(tokens)))
+        steps.logits[f"{name}, states"] = states = decoder.states(len(tokens))
+        before = np.concatenate([np.zeros_like(states[:1]) if state is None else state, states[:-1]])
+        for layer in range(predictor.n_layer):
+            predictor.rewind(position)
+            predict(f"{name}, read by {layer}", tokens, before, position, wanted, layer)
+        return int(logits[-1].argmax()), states[-1:]
+
+    def draft(name: str, token: int, position: int, states: Logits) -> Tokens:
+        """Return the token and the drafted ones behind it. Each of several layers drafts one token, and reads
+        the drafted ones before it anew."""
+        tokens, chained = [token], predictor.n_layer > 1
+        for i in range(N_DRAFT):
+            start, layer = (0, i) if chained else (i, 0)
+            predictor.rewind(position + start)
+            behind = np.array(tokens[start:], np.int32)
+            row = predict(f"{name}, draft {i}", behind, states[start:], position + start, (i - start,), layer)
+            tokens.append(int(row[0, :n_vocab].argmax()))
+            states = np.concatenate([states, row[:, n_vocab:]])
+        predictor.rewind(position)
+        return np.array(tokens, np.int32)
+
+    for n, wanted in ((24, ()), (70, range(70))):
+        decoder.rewind(0)
+        token, state = evaluate(f"prompt of {n}", steps.draw(n), 0, None, wanted)
+        for i in range(2):
+            position = n + i * (N_DRAFT + 1)
+            drafted = draft(f"{n} + {i}", token, position, state)
+            token, state = evaluate(f"{n} + {i}", drafted, position, state)
+        draft(f"{n} + 2", token, n + 2 * (N_DRAFT + 1), state)
+    return steps.logits
+
+
 SCRIPTS = {
     "full": run_script, "half": partial(run_script, n_greedy=N_GREEDY // 2, n_long=N_LONG // 2),
     "first": run_first_script, "short": run_short_script, "state": run_state_script,
     "shift": run_shift_script, "prompts": run_prompts_script, "lengths": run_lengths_script,
-    "batches": run_batches_script,
+    "batches": run_batches_script, "mtp": run_mtp_script,
 }  # fmt: skip
 """The scripts that a case may run."""

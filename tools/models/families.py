@@ -35,7 +35,8 @@ class Family:
     def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
         """Return all tensors in file order."""
         embedding = parts.embedding(shape, n_vocab, **self.embedding)
-        return [*embedding, *(t for il in range(shape.n_layer) for t in self.layer(shape, il))]
+        layers = (self.layer(shape, il) + parts.prediction(shape, il) for il in range(shape.n_layer))
+        return [*embedding, *(tensor for layer in layers for tensor in layer)]
 
 
 # Metadata
@@ -49,6 +50,7 @@ def base(s: Shape) -> Metadata:
         "attention.head_count_kv": s.n_head_kv, "attention.key_length": s.head_dim,
         "attention.value_length": s.head_dim, "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.dimension_count": s.head_dim, "rope.freq_base": 10000.0,
+        **({"nextn_predict_layers": s.option("mtp")} if s.option("mtp") else {}),
     }  # fmt: skip
 
 
@@ -150,8 +152,7 @@ def _glm4moe_layer(s: Shape, il: int) -> list[Tensor]:
     if il < s.n_dense:
         return tensors + parts.dense(s, il, with_norm="post_attention_norm")
     moe = parts.experts(s, il, with_norm="post_attention_norm", selection_bias=True)
-    predicts = bool(s.option("mtp")) and il == s.n_layer - 1
-    return tensors + moe + parts.shared_expert(s, il) + (parts.prediction(s, il) if predicts else [])
+    return tensors + moe + parts.shared_expert(s, il)
 
 
 def _llama4_layer(s: Shape, il: int) -> list[Tensor]:
@@ -207,7 +208,7 @@ def _lfm2moe_layer(s: Shape, il: int) -> list[Tensor]:
 def _qwen3next_layer(s: Shape, il: int) -> list[Tensor]:
     p = f"blk.{il}."
     keys, values = KEY_HEADS * STATE, VALUE_HEADS * STATE
-    if il % 2:
+    if il % 2 or s.predicts(il):
         query, *rest = parts.attention(s, il, qk_norm="head")[1:]
         tensors = [replace(query, shape=(2 * query.shape[0], s.n_embd)), *rest]  # each output has a gate
     else:
@@ -248,7 +249,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek2": Family(
         "deepseek2", _deepseek2_metadata, _deepseek2_layer,
-        options=("merged", "sigmoid", "q_rank", "kv_rank", "nope", "rope", "value", "absorbed"),
+        options=("merged", "sigmoid", "q_rank", "kv_rank", "nope", "rope", "value", "absorbed", "mtp"),
     ),
     "gpt-oss": Family(
         "gpt-oss",
@@ -271,7 +272,7 @@ FAMILIES: dict[str, Family] = {
         "glm4moe",
         lambda s: _moe(
             s, expert_shared_count=s.n_shared, leading_dense_block_count=s.n_dense, expert_weights_scale=1.5,
-            expert_weights_norm=True, **({"nextn_predict_layers": 1} if s.option("mtp") else {}),
+            expert_weights_norm=True,
         ),
         _glm4moe_layer,
         options=("mtp",),
@@ -328,5 +329,7 @@ FAMILIES: dict[str, Family] = {
         "lfm2moe", _lfm2moe_metadata, _lfm2moe_layer, embedding={"norm_name": "token_embd_norm"},
         rewinds=False, default=Shape(n_layer=4, n_embd=128, n_head=4, head_dim=32),
     ),
-    "qwen3next": Family("qwen3next", _qwen3next_metadata, _qwen3next_layer, rewinds=False, default=_FOUR),
+    "qwen3next": Family(
+        "qwen3next", _qwen3next_metadata, _qwen3next_layer, rewinds=False, default=_FOUR, options=("mtp",)
+    ),
 }  # fmt: skip

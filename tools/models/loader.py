@@ -71,6 +71,7 @@ def _ask(ll: Any, path: str) -> Shapes:
     metadata = library.gguf_init_from_file(path.encode(), Options(True, None))
     params = ll.llama_model_default_params()
     params.n_gpu_layers = 0
+    params.load_mtp = True
     model = ll.llama_cpp.llama_model_init_from_user(metadata, note, None, params)
     if not model:
         raise RuntimeError(f"{path} is refused")

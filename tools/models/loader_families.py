@@ -16,7 +16,7 @@ from gguf import GGUFWriter
 
 from tools.models.families import Metadata, base
 from tools.models.loader import Shapes, shapes_of
-from tools.models.parts import Tensor
+from tools.models.parts import Tensor, prediction
 from tools.models.shape import Shape
 from tools.models.tokenizer import write_tokenizer
 from tools.models.values import add_values, finish
@@ -42,7 +42,10 @@ class LoaderFamily:
     def tensors(self, shape: Shape, n_vocab: int) -> list[Tensor]:
         """Return all tensors in the loader's order."""
         shapes = _ask(self.question(shape))
-        return [_tensor(name, of) for name, of in shapes.items() if not name.endswith(self.left_out)]
+        tensors = [_tensor(name, of) for name, of in shapes.items() if not name.endswith(self.left_out)]
+        if not any(".nextn." in name for name in shapes):  # deepseek4's loader looks for them in the file
+            tensors += prediction(shape, shape.n_layer - 1)
+        return tensors
 
     def question(self, shape: Shape) -> Question:
         """Return the loader's question for a file of this shape."""
@@ -74,7 +77,9 @@ def _ask(question: Question) -> Shapes:
     process takes long and an answer does not.
     """
     if question not in _answers:
-        others = () if _answers else (family.question(family.default) for family in LOADER_FAMILIES.values())
+        families = () if _answers else LOADER_FAMILIES.values()
+        others = [family.question(family.default) for family in families]
+        others += [each.question(each.default.with_prediction()) for each in families if each.options]
         questions = list(dict.fromkeys((question, *others)))
         with tempfile.TemporaryDirectory() as name:
             files = [_write_metadata(Path(name) / f"{i}.gguf", q) for i, q in enumerate(questions)]
@@ -146,7 +151,7 @@ _ENCODER: Metadata = {
 _DEEPSEEK4: Metadata = {
     **_INDEXER, **_HYPER, "attention.q_lora_rank": 32, "attention.head_count_kv": 1,
     "attention.output_group_count": 2, "attention.output_lora_rank": 16,
-    "attention.compress_ratios": [0, 0, 4, 128], "attention.compress_rope_freq_base": 160000.0,
+    "attention.compress_ratios": [0, 0, 4, 128, 0], "attention.compress_rope_freq_base": 160000.0,
     "rope.dimension_count": 16, "hash_layer_count": 1, "expert_gating_func": 4,
 }  # fmt: skip
 
@@ -161,7 +166,8 @@ def _windows(s: Shape) -> Metadata:
 
 def _hybrid(s: Shape) -> Metadata:
     """Return metadata of attention in every third layer, and a state in the others."""
-    return {"attention.head_count_kv": [s.n_head_kv * (il % 3 == 2) for il in range(s.n_layer)]}
+    attends = [il % 3 == 2 or s.predicts(il) for il in range(s.n_layer)]
+    return {"attention.head_count_kv": [s.n_head_kv * each for each in attends]}
 
 
 def _linear(s: Shape) -> Metadata:
@@ -194,7 +200,7 @@ def _hy_v4(s: Shape) -> Metadata:
 
 def _nemotron(s: Shape) -> Metadata:
     """Return metadata in which every layer is a state, experts, or attention alone."""
-    return {**_hybrid(s), "feed_forward_length": [0, s.n_ff, 0]}
+    return {**_hybrid(s), "feed_forward_length": [s.n_ff * (il % 3 == 1) for il in range(s.n_layer)]}
 
 
 def _kimi_k3(s: Shape) -> Metadata:
@@ -211,27 +217,28 @@ def _glm5_next(s: Shape) -> Metadata:
 _WIDE = Shape(n_embd=128)  # heads together are as wide as the model
 _FULL = Shape(n_embd=128, n_head_kv=4)
 _FOUR = Shape(n_layer=4)
+_MTP = ("mtp",)
 
 LOADER_FAMILIES: dict[str, LoaderFamily] = {
     family.architecture: family
     for family in (
         LoaderFamily("afmoe"),
         LoaderFamily("bailingmoe"),
-        LoaderFamily("bailingmoe3", _linear, rewinds=False),
-        LoaderFamily("cohere2moe"),
+        LoaderFamily("bailingmoe3", _linear, rewinds=False, options=_MTP),
+        LoaderFamily("cohere2moe", options=_MTP),
         LoaderFamily("deepseek2-ocr", default=_FULL),
-        LoaderFamily("deepseek32", lambda s: _LATENT | _INDEXER),
-        LoaderFamily("deepseek4", lambda s: _DEEPSEEK4, default=_FOUR),
+        LoaderFamily("deepseek32", lambda s: _LATENT | _INDEXER, options=_MTP),
+        LoaderFamily("deepseek4", lambda s: _DEEPSEEK4, default=_FOUR, options=_MTP),
         LoaderFamily("dots3note", _latent_windows),
         LoaderFamily("exaone-moe"),
         LoaderFamily("gemma4", _gemma4, left_out=(".input_scale",)),
-        LoaderFamily("glm-dsa", lambda s: _LATENT | _INDEXER),
+        LoaderFamily("glm-dsa", lambda s: _LATENT | _INDEXER, options=_MTP),
         LoaderFamily("glm5-next", _glm5_next, rewinds=False),
         LoaderFamily("granite"),
         LoaderFamily("granite_swa", _windows),
         LoaderFamily("graniteswitch", lambda s: _ADAPTERS),
         LoaderFamily("granitehybrid", _hybrid, rewinds=False),
-        LoaderFamily("hy_v3"),
+        LoaderFamily("hy_v3", options=_MTP),
         LoaderFamily("hy_v4", _hy_v4),
         LoaderFamily("jamba", _hybrid, rewinds=False, default=_WIDE),
         LoaderFamily("kimi-k3", _kimi_k3, rewinds=False),
@@ -248,9 +255,9 @@ LOADER_FAMILIES: dict[str, LoaderFamily] = {
         LoaderFamily("mistral3"),
         LoaderFamily("mistral4", lambda s: _LATENT),
         LoaderFamily("nemotron_h", _nemotron, rewinds=False),
-        LoaderFamily("nemotron_h_moe", _nemotron, rewinds=False),
+        LoaderFamily("nemotron_h_moe", _nemotron, rewinds=False, options=_MTP),
         LoaderFamily("nomic-bert-moe", lambda s: _ENCODER, rewinds=False, embeds=True, default=_FULL),
-        LoaderFamily("qwen35moe", rewinds=False, default=_FOUR),
+        LoaderFamily("qwen35moe", rewinds=False, default=_FOUR, options=_MTP),
         LoaderFamily(
             "qwen4exp",
             lambda s: {**_INDEXER, **_HYPER, "attention.compress_ratios": [4] * s.n_layer},
@@ -258,6 +265,6 @@ LOADER_FAMILIES: dict[str, LoaderFamily] = {
             default=_FOUR,
         ),
         LoaderFamily("rnd1", rewinds=False),
-        LoaderFamily("step35", _windows),
+        LoaderFamily("step35", _windows, options=_MTP),
     )
 }

@@ -80,7 +80,8 @@ _LATENT = {"q_rank": 0, "kv_rank": 32, "nope": 32, "rope": 16, "value": 32, "abs
 
 
 def latent_sizes(s: Shape) -> dict[str, int]:
-    return {name: s.option(name, default) for name, default in _LATENT.items()}
+    defaults = {**_LATENT, "q_rank": 32 * bool(s.option("mtp"))}  # A prediction layer has to have a rank.
+    return {name: s.option(name, default) for name, default in defaults.items()}
 
 
 def latent_attention(s: Shape, il: int) -> list[Tensor]:
@@ -158,10 +159,7 @@ def shared_expert(s: Shape, il: int, *, gated: bool = False) -> list[Tensor]:
 
 
 def prediction(s: Shape, il: int) -> list[Tensor]:
-    """Return the tensors of a layer of multi-token prediction."""
+    """Return the tensors that a layer of multi-token prediction has more than others; none for others."""
     p = f"blk.{il}.nextn."
-    return [
-        matrix(p + "eh_proj", s.n_embd, 2 * s.n_embd),
-        norm(p + "enorm", s.n_embd),
-        norm(p + "hnorm", s.n_embd),
-    ]
+    matrices = [matrix(p + "eh_proj", s.n_embd, 2 * s.n_embd)]
+    return [*matrices, norm(p + "enorm", s.n_embd), norm(p + "hnorm", s.n_embd)] if s.predicts(il) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from gguf import GGMLQuantizationType
@@ -18,8 +18,8 @@ class Shape:
     F32 unless a pattern names them without a wildcard. ``options`` are a family's own switches, those of
     `Family.options`. deepseek2 has the sizes of `parts.latent_sizes`, and "sigmoid": its gating, with a
     selection bias, and weights normed and scaled. `parts.experts` describes "merged", "gateless" and
-    "scales". The first "deepstack" layers of qwen3vlmoe get embeddings of images. With "mtp", the last layer
-    of glm4moe predicts the token after the next. One layer in "moe_every" of llama4 has experts.
+    "scales". The first "deepstack" layers of qwen3vlmoe get embeddings of images. The last "mtp" layers
+    predict tokens after the next one. One layer in "moe_every" of llama4 has experts.
     """
 
     n_layer: int = 3
@@ -61,3 +61,11 @@ class Shape:
     def option(self, name: str, default: int = 0) -> int:
         """Return a family's own switch."""
         return self.options.get(name, default)
+
+    def with_prediction(self, n: int = 1) -> Shape:
+        """Return this shape with `n` layers more, for multi-token prediction (MTP)."""
+        return replace(self, n_layer=self.n_layer + n, options={**self.options, "mtp": n})
+
+    def predicts(self, il: int) -> bool:
+        """Return whether a layer is one for multi-token prediction."""
+        return il >= self.n_layer - self.option("mtp")
