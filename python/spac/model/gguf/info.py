@@ -12,7 +12,7 @@ from spac.model.gguf.header import TOKENS, Array, Header, HeaderError, Scalar, T
 EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.")
 """The pattern of names of tensors that hold one slice per expert."""
 _MTP = frozenset((
-    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next",
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
     "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
 ))  # fmt: skip
 """The architectures for which the pinned library has a graph of MTP layers (`LLM_GRAPH_TYPE_DECODER_MTP`)."""
