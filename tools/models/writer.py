@@ -25,10 +25,10 @@ def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None =
     only, so that a variant with other types or one layer more keeps what it shares. Raise ValueError for
     impossible shapes.
     """
-    known = {**FAMILIES, **DRAFT_FAMILIES}
-    if family not in known:
-        raise ValueError(f"unknown family {family!r}; known: {', '.join(sorted(known))}")
-    spec = known[family]
+    spec = FAMILIES.get(family) or DRAFT_FAMILIES.get(family)
+    if spec is None:
+        known = sorted({*FAMILIES, *DRAFT_FAMILIES})
+        raise ValueError(f"unknown family {family!r}; known: {', '.join(known)}")
     shape = spec.default if shape is None else shape
     unknown = set(shape.options) - set(spec.options)
     if unknown:
