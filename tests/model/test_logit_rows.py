@@ -96,7 +96,7 @@ def test_their_memory_holds_slots(target: Path, draft: Path) -> None:
         ({"draft_type": "ngram-simple"}, 7, 1),
         ({"draft_type": "draft-mtp"}, None, 1),
         ({"draft_type": "draft-eagle3"}, None, None),
-        ({"draft_type": "draft-dflash,ngram-simple"}, None, None),
+        ({"draft_type": "draft-dflash,ngram-simple"}, None, 7),
         ({"context_params": {"embeddings": True}}, None, None),
         ({"context_params": {"n_seq_max": 20}}, 20, 20),
     ],

@@ -25,8 +25,7 @@ from spac.engine import Engine, slots
 from spac.engine.server_loop import LoopOptions
 from tests.engine.replay import Recording, replay_all
 from tools.compare import Settings
-from tools.models import FAMILIES, Shape, write_adapter, write_model, write_projector
-from tools.models.loader_families import LoaderFamily
+from tools.models import DRAFT_FAMILIES, FAMILIES, write_adapter, write_model, write_projector
 from tools.models.projector import png
 from tools.models.variants import dense_sibling
 
@@ -95,12 +94,15 @@ def compare(target: Path, alone: Callable[..., list[Tokens]], **options: Any) ->
     """Ask the loop for several answers at once, for continued ones, and compare each with the one alone."""
     with Engine(EngineConfig(target=target, **{**OPTIONS, **options}), serves=LoopOptions("x")) as engine:
         assert engine.n_sequences == 4
+        drafted: list[int] = []
+        engine.events.after_step.append(lambda step: drafted.append(step.n_drafted))
         prompts = [engine.tokenize(each).tolist() for each in PROMPTS]
         expected = alone(target, prompts)
         assert at_once(engine, prompts) == expected
         longer = [[*each, *made[:7]] for each, made in zip(prompts, expected, strict=True)]
         assert at_once(engine, longer) == alone(target, longer)
         assert at_once(engine, prompts) == expected, "a conversation goes back"
+        assert any(drafted) or not str(options.get("draft_type")).startswith("draft-")
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,9 @@ def test_windows_of_several_clients(draft, options, tiny_model, alone):
     compare(tiny_model("gpt-oss"), alone, **drafts_of(draft, tiny_model, **options))
 
 
-def test_mtp_of_several_clients(tiny_model, alone):
-    path = tiny_model("glm4moe", n_layer=4, options={"mtp": 1})
+@pytest.mark.parametrize(("family", "n_layer"), [("glm4moe", 1), ("step35", 3)])
+def test_mtp_of_several_clients(family, n_layer, tiny_model, alone):
+    path = tiny_model(family, FAMILIES[family].default.with_prediction(n_layer))
     compare(path, alone, draft_type="draft-mtp", draft_length=3)
 
 
@@ -153,20 +156,11 @@ def test_drafts_by_turns_of_several_clients(turns, tiny_model, alone, monkeypatc
         compare(target, alone, **{chosen: 3}, **options)
 
 
-STATES_OF: dict[str, dict[str, Any]] = {
-    "eagle3": {"target_layers": [0, 1, 2], "target_hidden_size": 64},
-    "dflash": {"target_layers": [0, 2], "block_size": 4, "attention.sliding_window": 0},
-}
-MASK = {"tokenizer.ggml.mask_token_id": 271}
-
-
-@pytest.mark.parametrize("kind", STATES_OF)
-def test_drafts_that_read_states_of_several_clients(kind, tiny_model, alone, monkeypatch, tmp_path):
-    family = LoaderFamily(kind, lambda _: STATES_OF[kind], default=Shape(n_layer=1))
-    monkeypatch.setitem(FAMILIES, kind, family)
+@pytest.mark.parametrize("kind", DRAFT_FAMILIES)
+def test_drafts_that_read_states_of_several_clients(kind, tiny_model, alone, tmp_path):
     draft = write_model(tmp_path / "draft.gguf", kind)
-    drafts = {"draft": draft, "draft_type": f"draft-{kind}", "draft_length": 3}
-    compare(tiny_model("qwen3moe"), alone, override_kv=MASK if kind == "dflash" else {}, **drafts)
+    draft_type = f"draft-{DRAFT_FAMILIES[kind].architecture}"
+    compare(tiny_model("qwen3moe"), alone, draft=draft, draft_type=draft_type, draft_length=3)
 
 
 # Images

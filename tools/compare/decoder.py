@@ -24,6 +24,7 @@ _OUTPUT_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
 _STATE = "_Z30llama_get_embeddings_nextn_ithP13llama_contexti"
 _PREDICTION_LAYER = "_Z28llama_set_nextn_layer_offsetP13llama_contexti"
 _OUTPUT_INPUTS = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
+_INPUTS = "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
 
 
 def _staged(name: str, result: Any, *arguments: Any) -> Any:
@@ -77,6 +78,9 @@ class Model:
         self._scale = case.lora_scale
         self.n_embd = ll.llama_model_n_embd(self.pointer)
         self.n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.pointer))
+        own = replace(case, model=case.draft, draft="", lora="", overrides={})
+        self.draft = Model(own, on_device=on_device) if case.draft else None
+        self.draft_reads = case.draft_reads
 
     def context(self, settings: Settings) -> Context:
         """Return a new context of this model."""
@@ -86,6 +90,8 @@ class Model:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.draft:
+            self.draft.__exit__()
         ll.llama_model_free(self.pointer)
 
 
@@ -112,6 +118,7 @@ class Context:
         self.n_vocab = model.n_vocab
         self._read = ll.llama_get_embeddings_ith if settings.embeddings else ll.llama_get_logits_ith
         self._width = model.n_embd if settings.embeddings else model.n_vocab
+        self._n_embd = model.n_embd
         self._n_state = ll.llama_cpp._lib.llama_model_n_embd_out(ctypes.c_void_p(model.pointer))
         self.pointer = ll.llama_init_from_model(model.pointer, params)
         if not self.pointer:
@@ -122,9 +129,14 @@ class Context:
             if ll.llama_set_adapters_lora(self.pointer, adapters, 1, scales):
                 raise RuntimeError("the adapter does not apply")
         self._batch = ll.llama_batch_init(settings.n_batch, 0, 1)
+        self._draft_reads = model.draft_reads
         if settings.mtp:
             self._output_states(masked=False)
-            self.predictor = Predictor(model, settings)
+            self.predictor = Predictor(model, settings, {"ctx_type": _MTP})
+        elif model.draft:
+            for layer in self._draft_reads:
+                _staged(_OUTPUT_INPUTS, None, ctypes.c_uint32, ctypes.c_bool)(self.pointer, layer, True)
+            self.predictor = Predictor(model.draft, settings, {"ctx_other": self.pointer})
 
     def decode(
         self, tokens: npt.NDArray[np.int32], position: int, wanted: list[int]
@@ -151,7 +163,11 @@ class Context:
 
     def states(self, n: int) -> npt.NDArray[np.float32]:
         """See `Decoder.states`."""
-        return np.stack([self._state(i) for i in range(n)])
+        if not self._draft_reads:
+            return np.stack([self._state(i) for i in range(n)])
+        read = _staged(_INPUTS, ctypes.POINTER(ctypes.c_float), ctypes.c_uint32)
+        layers = [read(self.pointer, layer) for layer in self._draft_reads]
+        return np.concatenate([np.ctypeslib.as_array(each, (n, self._n_embd)) for each in layers], axis=1)
 
     def rewind(self, position: int) -> None:
         """See `Decoder.rewind`."""
@@ -208,13 +224,19 @@ class Context:
 
 
 class Predictor(Context):
-    """A context of a model's prediction layers (MTP). Its rows are logits, and hidden states behind them."""
+    """A context of prediction layers (MTP) or of a draft model, which drafts from a target's hidden states.
 
-    def __init__(self, model: Model, settings: Settings) -> None:
-        own = replace(settings, mtp=False, params={**settings.params, "ctx_type": _MTP})
-        super().__init__(model, own, None)
-        self.n_layer = ll.llama_cpp._lib.llama_model_n_layer_nextn(ctypes.c_void_p(model.pointer))
+    Its rows are logits, and hidden states behind them; DFlash has logits alone.
+    """
+
+    def __init__(self, model: Model, settings: Settings, params: dict[str, int]) -> None:
+        super().__init__(model, replace(settings, mtp=False, params={**settings.params, **params}), None)
+        name = ctypes.create_string_buffer(32)
+        ll.llama_model_meta_val_str(model.pointer, b"general.architecture", name, 32)
+        self._is_dflash = name.value == b"dflash"
+        ll.llama_set_causal_attn(self.pointer, not self._is_dflash)
         self._output_states(masked=True)
+        self.n_layer = ll.llama_cpp._lib.llama_model_n_layer_nextn(ctypes.c_void_p(model.pointer))
         for layer in range(self.n_layer):  # spac counts the layers whose graphs it has seen
             self.predict(np.zeros(1, np.int32), np.zeros((1, self._n_state), np.float32), 0, [], layer)
             self.rewind(0)
@@ -225,7 +247,7 @@ class Predictor(Context):
         states: npt.NDArray[np.float32],
         position: int,
         wanted: list[int],
-        layer: int,
+        layer: int = 0,
     ) -> npt.NDArray[np.float32]:
         """See `script.Predictor.predict`."""
         _staged(_PREDICTION_LAYER, None, ctypes.c_int32)(self.pointer, layer)
@@ -238,5 +260,22 @@ class Predictor(Context):
         finally:
             self._batch.embd = None  # llama_batch_free would free it
 
+    def read(self, states: npt.NDArray[np.float32], position: int) -> npt.NDArray[np.float32]:
+        """See `script.Predictor.read`."""
+        n, width = states.shape
+        batch = ll.llama_batch_init(4 * n, width, 1)  # M-RoPE has four positions of a token
+        batch.n_tokens = n
+        ctypes.memmove(batch.embd, np.ascontiguousarray(states).ctypes.data, states.nbytes)
+        for i in range(n):
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, not self._is_dflash
+            for axis in range(4):
+                batch.pos[axis * n + i] = position + i if axis < 3 else 0
+        result = (ll.llama_decode if self._is_dflash else ll.llama_encode)(self.pointer, batch)
+        ll.llama_batch_free(batch)
+        if result != 0:
+            raise RuntimeError(f"hidden states at position {position} are not read: {result}")
+        return np.empty(0) if self._is_dflash else np.stack([self._state(i) for i in range(n)])
+
     def _row(self, index: int) -> npt.NDArray[np.float32]:
-        return np.concatenate([super()._row(index), self._state(index)])
+        logits = super()._row(index)
+        return logits if self._is_dflash else np.concatenate([logits, self._state(index)])

@@ -67,6 +67,8 @@ class Case:
     model: str
     settings: Settings = field(default_factory=Settings)
     runs: tuple[Run, ...] = (Run(),)
+    draft: str = ""  # a draft model that reads the target's hidden states (EAGLE-3, DFlash), or none
+    draft_reads: tuple[int, ...] = ()  # the target's layers whose inputs it reads
     lora: str = ""  # an adapter to apply, or none
     lora_scale: float = 1.0
     overrides: dict[str, int | float | bool] = field(default_factory=dict)  # replaces the file's metadata

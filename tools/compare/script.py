@@ -47,21 +47,31 @@ class Decoder(Protocol):
         their place."""
 
     def states(self, n: int) -> Logits:
-        """Return the hidden states [n, …] of the last batch's tokens, which prediction layers (MTP) read."""
+        """Return the hidden states [n, …] of the last batch's tokens, which the predictor reads."""
 
     @property
     def predictor(self) -> Predictor:
-        """The context of the model's prediction layers."""
+        """The context that drafts from hidden states."""
 
 
 class Predictor(Protocol):
-    """A context of prediction layers (MTP)."""
+    """A context of prediction layers (MTP), or of a draft model that reads hidden states."""
+
+    n_vocab: int
 
     n_layer: int
 
-    def predict(self, tokens: Tokens, states: Logits, position: int, wanted: list[int], layer: int) -> Logits:
+    def predict(
+        self, tokens: Tokens, states: Logits, position: int, wanted: list[int], layer: int = 0
+    ) -> Logits:
         """Evaluate tokens, with the hidden states before them, in one of the layers. Return logits and hidden
         states [len(wanted), n_vocab + …] of the wanted tokens."""
+
+    def decode(self, tokens: Tokens, position: int, wanted: list[int]) -> Logits:
+        """Evaluate tokens alone (DFlash). Return logits [len(wanted), n_vocab] of the wanted tokens."""
+
+    def read(self, states: Logits, position: int) -> Logits:
+        """Read a target's hidden states. Return the draft's own ones (EAGLE-3), or nothing (DFlash)."""
 
     def rewind(self, position: int) -> None:
         """Remove everything from `position` on."""
@@ -259,10 +269,71 @@ def run_mtp_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[st
     return steps.logits
 
 
+def run_eagle3_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Run a target and a draft model as llama.cpp's `draft-eagle3` runs them, with each draft accepted. The
+    draft reads each token at the position before it, together with that position's hidden state."""
+    steps = _Steps(decoder, before_step)
+    n_vocab, predictor = decoder.n_vocab, decoder.predictor
+
+    def predict(name: str, tokens: Tokens, states: Logits, position: int, wanted: Sequence[int]) -> Logits:
+        before_step()
+        steps.logits[name] = predictor.predict(tokens, states, position, list(wanted))
+        return steps.logits[name]
+
+    for n in (24, 70):
+        decoder.rewind(0)
+        tokens, position, pending = steps.draw(n), 0, np.empty((0, 0), np.float32)
+        for i in range(3):
+            name, start = f"{n} + {i}", position - len(pending)
+            logits = steps.decode(name, tokens, position, range(len(tokens)))
+            steps.logits[f"{name}, inputs"] = inputs = decoder.states(len(tokens))
+            predictor.rewind(start)
+            before_step()
+            steps.logits[f"{name}, read"] = states = predictor.read(inputs, start)
+            before = np.concatenate([pending, states[:-1]]) if len(pending) else states[:-1]
+            predict(f"{name}, fed", tokens[start - position + 1 :], before, start, ())
+            position += len(tokens)
+            pending = state = states[-1:]
+            drafted = [int(logits[-1].argmax())]
+            for k in range(N_DRAFT):
+                one = np.array(drafted[-1:], np.int32)
+                row = predict(f"{name}, draft {k}", one, state, position - 1 + k, (0,))
+                drafted.append(int(row[0, :n_vocab].argmax()))
+                state = row[:, n_vocab:]
+            tokens = np.array(drafted, np.int32)
+    return steps.logits
+
+
+def run_dflash_script(decoder: Decoder, before_step: Callable[[], None]) -> dict[str, Logits]:
+    """Run a target and a draft model as llama.cpp's `draft-dflash` runs them, with each draft accepted. The
+    draft reads the hidden states of all positions, and drafts in one batch, in place of masks."""
+    steps = _Steps(decoder, before_step)
+    predictor = decoder.predictor
+    for n in (24, 70):
+        decoder.rewind(0)
+        tokens, position = steps.draw(n), 0
+        for i in range(3):
+            name = f"{n} + {i}"
+            logits = steps.decode(name, tokens, position, range(len(tokens)))
+            steps.logits[f"{name}, inputs"] = inputs = decoder.states(len(tokens))
+            before_step()
+            predictor.read(inputs, position)
+            position += len(tokens)
+            masked = np.full(N_DRAFT + 1, decoder.n_vocab - 1, np.int32)
+            masked[0] = logits[-1].argmax()
+            before_step()
+            rows = predictor.decode(masked, position, list(range(len(masked))))
+            steps.logits[f"{name}, draft"] = rows
+            predictor.rewind(position)
+            tokens = np.concatenate([masked[:1], rows[1:].argmax(1).astype(np.int32)])
+    return steps.logits
+
+
 SCRIPTS = {
     "full": run_script, "half": partial(run_script, n_greedy=N_GREEDY // 2, n_long=N_LONG // 2),
     "first": run_first_script, "short": run_short_script, "state": run_state_script,
     "shift": run_shift_script, "prompts": run_prompts_script, "lengths": run_lengths_script,
     "batches": run_batches_script, "mtp": run_mtp_script,
+    "eagle3": run_eagle3_script, "dflash": run_dflash_script,
 }  # fmt: skip
 """The scripts that a case may run."""

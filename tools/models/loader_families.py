@@ -77,7 +77,7 @@ def _ask(question: Question) -> Shapes:
     process takes long and an answer does not.
     """
     if question not in _answers:
-        families = () if _answers else LOADER_FAMILIES.values()
+        families = () if _answers else (*LOADER_FAMILIES.values(), *DRAFT_FAMILIES.values())
         others = [family.question(family.default) for family in families]
         others += [each.question(each.default.with_prediction()) for each in families if each.options]
         questions = list(dict.fromkeys((question, *others)))
@@ -154,6 +154,7 @@ _DEEPSEEK4: Metadata = {
     "attention.compress_ratios": [0, 0, 4, 128, 0], "attention.compress_rope_freq_base": 160000.0,
     "rope.dimension_count": 16, "hash_layer_count": 1, "expert_gating_func": 4,
 }  # fmt: skip
+_DFLASH: Metadata = {"target_layers": [0, 2], "block_size": 4, "tokenizer.ggml.mask_token_id": 271}
 
 
 def _windows(s: Shape) -> Metadata:
@@ -217,6 +218,7 @@ def _glm5_next(s: Shape) -> Metadata:
 _WIDE = Shape(n_embd=128)  # heads together are as wide as the model
 _FULL = Shape(n_embd=128, n_head_kv=4)
 _FOUR = Shape(n_layer=4)
+_ONE = Shape(n_layer=1)
 _MTP = ("mtp",)
 
 LOADER_FAMILIES: dict[str, LoaderFamily] = {
@@ -268,3 +270,19 @@ LOADER_FAMILIES: dict[str, LoaderFamily] = {
         LoaderFamily("step35", _windows, options=_MTP),
     )
 }
+
+DRAFT_FAMILIES: dict[str, LoaderFamily] = {
+    "eagle3": LoaderFamily(
+        "eagle3", lambda s: {"target_layers": [0, 1, 2], "target_hidden_size": s.n_embd}, default=_ONE
+    ),
+    "dflash": LoaderFamily("dflash", lambda s: {**_DFLASH, "attention.sliding_window": 0}, default=_ONE),
+    "dflash-moe": LoaderFamily(
+        "dflash",
+        lambda s: {
+            **_DEEPSEEK4, **_DFLASH, "attention.compress_ratios": [0] * s.n_layer,
+            "rope.dimension_sections": [0] * 4,
+        },
+        default=Shape(n_layer=2),
+    ),
+}  # fmt: skip
+"""Draft models that read a target's hidden states. "dflash-moe" has DeepSeek V4's layers, with experts."""

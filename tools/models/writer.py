@@ -10,6 +10,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from tools.models.families import FAMILIES
+from tools.models.loader_families import DRAFT_FAMILIES
 from tools.models.parts import Tensor
 from tools.models.shape import Shape
 from tools.models.tokenizer import write_tokenizer
@@ -18,15 +19,16 @@ from tools.models.weights import random_weights
 
 
 def write_model(path: str | os.PathLike[str], family: str, shape: Shape | None = None) -> Path:
-    """Write a random-weight GGUF of `family` (a key of `FAMILIES`) and return its path.
+    """Write a random-weight GGUF of `family` (a key of `FAMILIES` or `DRAFT_FAMILIES`) and return its path.
 
     The same family and shape give the same bytes. A tensor's numbers depend on the seed and its own name
     only, so that a variant with other types or one layer more keeps what it shares. Raise ValueError for
     impossible shapes.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"unknown family {family!r}; known: {', '.join(sorted(FAMILIES))}")
-    spec = FAMILIES[family]
+    spec = FAMILIES.get(family) or DRAFT_FAMILIES.get(family)
+    if spec is None:
+        known = sorted({*FAMILIES, *DRAFT_FAMILIES})
+        raise ValueError(f"unknown family {family!r}; known: {', '.join(known)}")
     shape = spec.default if shape is None else shape
     unknown = set(shape.options) - set(spec.options)
     if unknown:

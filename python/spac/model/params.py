@@ -34,6 +34,8 @@ _WITHOUT_STATES = ("draft-simple",)
 """Draft types with a model that read only tokens of the target, and no hidden states."""
 _ROW_BY_ROW = ("draft-simple", "draft-mtp")
 """Draft types whose batches need the logits of one token."""
+_BLOCKS = ("draft-dflash", "draft-dspark")
+"""Draft types that make a whole draft in one batch."""
 
 POOLINGS = {"mean": 1, "cls": 2, "last": 3}
 """llama.cpp's numbers of the ways to make one vector of a text's tokens, by name."""
@@ -95,14 +97,17 @@ def target_rows(config: EngineConfig, n_sequences: int = 1) -> dict[str, Any]:
 
 
 def draft_rows(config: EngineConfig, n_sequences: int = 1) -> dict[str, Any]:
-    """Return the field that limits a draft's rows of logits to one for each sequence.
+    """Return the fields that limit a draft's rows of logits to those of a batch.
 
-    Its batches need the last token's only.
+    A batch needs one row for each sequence, or one for each token where a draft is made in one batch.
 
     A context of `draft-mtp` samples on the device and would allocate the rows twice. The second allocation is
     at its first use, when slots already take the memory.
     """
     drafts = [name for name in config.draft_types if name.startswith("draft-")]
+    if any(name in _BLOCKS for name in drafts):
+        n = config.longest_draft + 1
+        return {**_rows(config, n_sequences * n), "n_outputs_max_per_seq": n}
     return _rows(config, n_sequences) if all(name in _ROW_BY_ROW for name in drafts) else {}
 
 
