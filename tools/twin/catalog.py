@@ -85,7 +85,8 @@ _QWEN35_WIDE = {
     "ssm.group_count": 16,
 }  # fmt: skip
 _GPT_OSS = {
-    **_YARN, "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0, "attention.layer_norm_rms_epsilon": 1e-5,
+    **_YARN, "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0,
+    "attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
 _GPT_OSS_20B = Shape(n_layer=24, n_embd=2880, n_head=64, n_head_kv=8, head_dim=64, n_ff=2880, n_expert=32,
                      n_used=4, n_ff_exp=2880, n_swa=128, n_ctx=131072, n_vocab=201088)  # fmt: skip

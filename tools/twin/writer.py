@@ -85,7 +85,7 @@ class Mix:
             return "Q6_K"
         if self.n_expert == 8 and (match := _ATTENTION.match(name)):  # costs little beside 8 experts
             return {"q": "Q4_K", "k": "Q8_0", "v": "Q8_0", "output": "Q5_K"}[match[1]]
-        if re.search(r"\.(attn_v|attn_qkv|attn_kv_b|ffn_down(_exps|_shexp)?)\.", name) and self._more_bits(name):
+        if re.search(r"\.(attn_(v|qkv|kv_b)|ffn_down(_exps|_shexp)?)\.", name) and self._more_bits(name):
             return "Q6_K"
         return "Q4_K"
 
