@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 
 
 EVERY = 4
-"""The number of steps between looks, because a look takes time. It is two and four times as large for models of
-two and four times 48 × 128 experts."""
+"""The number of steps between looks, because a look takes time.
+
+Models with two and four times as many experts as 48 × 128 have two and four times as many steps in between.
+"""
 COSTS_EVERY = 16
 """The number of steps between readings of the costs, a multiple of those between looks."""
 _USUAL = 48 * 128  # experts
