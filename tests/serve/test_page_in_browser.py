@@ -93,9 +93,8 @@ def test_streaming_stopping_and_the_map(page):
     assert page.value(height) != usual, "a layer has several rows where its experts are too narrow"
     page.value(
         "(() => { const map = document.getElementById('map'), at = map.getBoundingClientRect();"
-        " const tall = (at.height - 18) / 5;"
-        " map.dispatchEvent(new PointerEvent('pointermove', { clientX: at.x + 35, clientY: at.y + 18 + tall + tall / 2 }));"
-        "})()"
+        " const tall = (at.height - 18) / 5, clientX = at.x + 35, clientY = at.y + 18 + 1.5 * tall;"
+        " map.dispatchEvent(new PointerEvent('pointermove', { clientX, clientY })); })()"
     )  # fmt: skip
     assert page.text("#expert").startswith("Layer 1, expert 16:"), "the second row begins with the 17th of 32"
 

@@ -53,13 +53,13 @@ class Named:
     def tensors(self) -> list[Tensor]:
         """Return all tensors. The loader allocates what it describes. So it is asked for a period of layers,
         the experts of one token and few words."""
-        family, s = FAMILIES[self.family], self.shape
-        if self.family not in LOADER_FAMILIES:
-            return family.tensors(s, s.n_vocab)
+        family, s = LOADER_FAMILIES.get(self.family), self.shape
+        if family is None:
+            return FAMILIES[self.family].tensors(s, s.n_vocab)
         first, length = self.period
         asked = replace(s, n_layer=first + length, n_expert=s.n_used, n_vocab=0)
         more = {**self.metadata, **self.wide}
-        own = replace(LOADER_FAMILIES[self.family], more=lambda s: {**family.more(s), **more})
+        own = replace(family, more=lambda s: {**family.more(s), **more})
         found = [self._sized(each) for each in own.tensors(asked, 0)]
         layers = [each for each in found if each.name.startswith("blk.")]
         like = [il if il < first else first + (il - first) % length for il in range(s.n_layer)]

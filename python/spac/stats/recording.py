@@ -88,10 +88,11 @@ COLUMNS = (*STEP, *SPAN)
 """The columns of `steps`.
 
 time_ns is the whole step. host_wait_ns, host_compute_ns and queue_ns (calls that launch and copy) are parts
-of verify_ns, and device_ns runs beside them. draft_length is the length asked for, and drafted is the number of tokens drafted.
-expected_… is what the governor expected of the step, 0 without a model. sequences is the number of
-generations whose tokens a step verified. With several, all figures are those of the batch, draft_length is
-the longest of theirs, and copies while a prompt was read count in the next step.
+of verify_ns, and device_ns runs beside them. draft_length is the length asked for, and
+drafted is the number of tokens drafted. expected_… is what the governor expected of the step, 0 without a
+model. sequences is the number of generations whose tokens a step verified. With several, all figures are
+those of the batch, draft_length is the longest of theirs, and copies while a prompt was read count in the
+next step.
 """
 
 LENGTHS = ("steps", "tokens", "time_ns")
