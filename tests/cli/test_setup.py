@@ -43,9 +43,9 @@ def offered(card):
 
 
 @pytest.mark.parametrize(("gib", "card", "best"), [
-    (28, "6G", "qwen3-30b-a3b"), (28, "12G", "qwen3-30b-a3b"), (64, "12G", "qwen3-30b-a3b"),
-    (64, "16G", "gpt-oss-120b"), (96, "24G", "glm-4.5-air"), (12, "8G", "gpt-oss-20b"),
-    (28, "", "qwen3-30b-a3b"), (96, "", "qwen3-30b-a3b"), (14, "", "gpt-oss-20b"),
+    (28, "6G", "qwen3-30b-a3b"), (28, "12G", "qwen3.6-35b-a3b"), (64, "12G", "qwen3.6-35b-a3b"),
+    (64, "16G", "gpt-oss-120b"), (96, "24G", "qwen3.8-flash-next"), (12, "8G", "gpt-oss-20b"),
+    (28, "", "qwen3.6-35b-a3b"), (96, "", "qwen3.6-35b-a3b"), (14, "", "gpt-oss-20b"),
     (10, "", "deepseek-v2-lite"),
 ])  # fmt: skip
 def test_the_recommended_model(machine, gib, card, best):
@@ -60,7 +60,7 @@ def test_the_recommended_model(machine, gib, card, best):
 
 def test_what_is_shown_is_what_the_documents_say():
     _, [_, row, _], _ = setup.offers(device_room(VramLimit.parse("8G")))
-    assert f"{row.slots / (row.experts * row.expert_layers):.0%}" == "31%"
+    assert f"{row.slots / (row.experts * row.expert_layers):.0%}" == "25%"
 
 
 @pytest.mark.parametrize(("gib", "card", "said"), [
@@ -95,14 +95,14 @@ def terminal(monkeypatch, tmp_path):
 
 def test_enter_takes_the_recommended_one(terminal, tmp_path):
     name, words = terminal("\n", "--vram-limit", "7.5G")
-    assert name == hub.Name.parse("qwen3-30b-a3b")
+    assert name == hub.Name.parse("qwen3.6-35b-a3b")
     assert words[:2] == ["--target", str(tmp_path / "model.gguf")]
     assert VramLimit.parse(words[3]) == VramLimit.parse("7.5G")
 
 
 def test_a_number_and_what_is_none(terminal, capsys):
     name, words = terminal("7\nx\n1\n", "--quiet")
-    assert (name, "--quiet" in words) == (hub.Name.parse("gpt-oss-20b"), True)
+    assert (name, "--quiet" in words) == (hub.Name.parse("qwen3-coder-30b-a3b"), True)
     said = [f"spac setup: '{text}' is not a number from 1 to 3" for text in ("7", "x")]
     assert capsys.readouterr().err.splitlines() == said
 
@@ -128,11 +128,11 @@ def test_without_a_terminal_the_offer_is_printed():
 
 def test_a_downloaded_model_has_its_own_figures(monkeypatch, tiny_model):
     file = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
-    here = hub.Name.parse("gpt-oss-20b")
+    here = hub.Name.parse("qwen3-coder-30b-a3b")
     monkeypatch.setattr(hub, "cached", lambda name: file if name == here else None)
     _, rows, _ = setup.offers(None)
     [row] = [row for row in rows if "downloaded" in row.name]
-    assert (row.name, row.path, row.experts) == ("1  gpt-oss-20b, downloaded", str(file), 12)
+    assert (row.name, row.path, row.experts) == ("1  qwen3-coder-30b-a3b, downloaded", str(file), 12)
 
 
 def test_a_full_disk_is_named(monkeypatch, capsys):
@@ -142,7 +142,7 @@ def test_a_full_disk_is_named(monkeypatch, capsys):
     monkeypatch.setattr(hub, "check_disk", full)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert setup.main([]) == 0
-    assert "- ggml-org/gpt-oss-20b-GGUF: 12100000000 are to be downloaded\n" in capsys.readouterr().out
+    assert "- ggml-org/gpt-oss-120b-GGUF: 63400000000 are to be downloaded\n" in capsys.readouterr().out
 
 
 def test_what_is_lacking_is_named(monkeypatch):

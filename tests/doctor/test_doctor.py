@@ -8,10 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from gguf import GGUFReader
 
 from spac import _core, doctor
 from spac.config.values import VramLimit
 from spac.doctor import devices, examine, host, main
+from spac.model.devices import DeviceRoom, fit
+from spac.model.gguf.check import check_model
 from tests.cli.conftest import environment
 from tools.models import write_projector
 
@@ -100,10 +103,25 @@ def test_whether_the_model_sees(tiny_model, tmp_path, capsys):
     assert "this projector is another model's" in capsys.readouterr().err
 
 
+def test_tables_of_rows_stay_in_host_memory(tiny_model):
+    """Embeddings per layer or n-gram are not counted on the device."""
+    target = tiny_model("gemma4")
+    info = check_model(target)
+    [table] = [each for each in GGUFReader(target).tensors if each.name == "per_layer_token_embd.weight"]
+    assert info.row_bytes == table.n_bytes > 0
+    room = DeviceRoom((), 1 << 30, 1 << 30)
+    assert fit(info, room).dense_bytes == info.file_size - info.expert_bytes - table.n_bytes
+
+
 def test_whether_memory_holds_the_experts(tiny_model, monkeypatch):
     target = tiny_model("qwen3moe", n_expert=12, n_ff_exp=128)
     _, experts = host.memory(target)
     assert (experts.name, experts.state, experts.why) == ("experts", "ok", "")
+    with monkeypatch.context() as patch:  # llama.cpp maps the file for the CPU alone too
+        patch.setattr("spac.machine.host_memory.sizes", lambda: (1 << 10, 1 << 10))
+        patch.setattr("spac.model.devices.choose_device", lambda _: None)
+        _, experts = host.memory(target)
+        assert experts.state == "off"
     monkeypatch.setattr("spac.machine.host_memory.available", lambda: 1 << 20)
     monkeypatch.setattr("spac.model.paging._in_memory", lambda _: False)
     _, experts = host.memory(target)

@@ -114,9 +114,20 @@ def test_what_a_run_does_not_have_is_left_out(content, part):
     assert "No step was recorded" in page_of(content)
 
 
+def test_maps_of_many_experts_lie_one_below_the_other(content, monkeypatch):
+    side_by_side, below = ('"pair"><figure id="heat-resident"', '"pair of1"><figure id="heat-resident"')
+    assert side_by_side in page_of(content)
+    monkeypatch.setattr(sys.modules["spac.report.page"], "SIDE_BY_SIDE", content["experts"]["n_expert"] - 1)
+    assert below in page_of(content)
+
+
 def test_the_parts_of_the_time_are_all_of_it(content):
     columns = rows(Recording(content), 40)
     parts = time_parts(columns)
+    drafting = columns["draft_ns"] / np.maximum(columns["time_ns"], 1)
+    assert (parts[0].ns / np.maximum(columns["time_ns"], 1) <= drafting + 1e-9).all(), (
+        "only drafts are drafting"
+    )
     assert sum(part.ns for part in parts) == pytest.approx(columns["time_ns"], rel=1e-6)
     assert len(columns["steps"]) <= 40
     assert columns["steps"].sum() == content["stats"]["steps"]

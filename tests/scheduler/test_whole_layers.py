@@ -171,6 +171,20 @@ def random_steps(
         )  # fmt: skip
 
 
+def test_looks_are_rarer_where_each_takes_longer():
+    """All experts of 48 × 128 are looked at every 4 steps, and those of 48 × 512 every 16."""
+
+    def looks(n_expert):
+        view = replace(make_view([n_expert] * 48, [48 * 20]), costs=costs(1e-3))
+        subject = whole_layers.WholeLayers(view)
+        with patch.object(subject, "_look", return_value=False) as look:
+            for _ in range(32):
+                subject.observe(view, np.zeros(view.demand.shape), np.ones(view.demand.shape, np.int32))
+        return look.call_count
+
+    assert [looks(n) for n in (8, 128, 255, 256, 512, 600)] == [8, 8, 8, 4, 2, 2]
+
+
 QUICK = {"EVERY": 1, "_LOOKS": 2, "_SHARE": 0.3}
 
 

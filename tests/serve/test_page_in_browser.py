@@ -88,6 +88,17 @@ def test_streaming_stopping_and_the_map(page):
     for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
         page.browser.key(key)
     assert page.text("#expert").startswith("Layer 1, expert 1:")
+    height = "parseFloat(document.getElementById('map').style.height)"
+    usual = page.value(height)
+    page.value("document.getElementById('map').style.width = '60px'")
+    page.browser.key("ArrowDown")  # draws the map anew
+    assert page.value(height) != usual, "a layer has several rows where its experts are too narrow"
+    page.value(
+        "(() => { const map = document.getElementById('map'), at = map.getBoundingClientRect();"
+        " const tall = (at.height - 18) / 5, clientX = at.x + 35, clientY = at.y + 18 + 1.5 * tall;"
+        " map.dispatchEvent(new PointerEvent('pointermove', { clientX, clientY })); })()"
+    )  # fmt: skip
+    assert page.text("#expert").startswith("Layer 1, expert 16:"), "the second row begins with the 17th of 32"
 
 
 def test_messages_are_edited_and_deleted(page):

@@ -2,6 +2,7 @@
 
     python -m tools.twin NAME OUT [--type q4_k_m|q8_0|f16|mxfp4] [--draft OUT2] [--agreement 0.8]
                                   [--locality KEPT,NEAR] [--skew SHARE] [--width N] [--vocab N] [--seed N]
+                                  [--sparse]
     python -m tools.twin measure FILE [--draft FILE] [--tokens 400]
 
 README.md describes how twins are made, and how closely they follow their models.
@@ -50,8 +51,10 @@ def write(args: argparse.Namespace) -> None:
     n_expert, n_used = (model.shape.n_expert, model.shape.n_used) if args.locality else (128, 8)
     if not n_expert:
         raise ValueError(f"--locality: {args.name} has no experts")
-    drift = solve(*(args.locality or PUBLISHED), n_expert, n_used, args.skew)
-    twin = Twin(args.name, model, args.type or model.mix, drift, args.seed)
+    drift = model.drift
+    if drift is None or args.locality or args.skew:
+        drift = solve(*(args.locality or PUBLISHED), n_expert, n_used, args.skew)
+    twin = Twin(args.name, model, args.type or model.mix, drift, args.seed, has_weights=not args.sparse)
     jobs = [(args.out, twin)]
     if args.draft:
         if model.draft is None:
@@ -79,11 +82,12 @@ def arguments() -> argparse.ArgumentParser:
             help="tokens whose successor the draft knows (default 0.8)")  # fmt: skip
         add("--locality", type=numbers, metavar="KEPT,NEAR",
             help="shares of a token's experts that the last token, and one of the last 8, had "
-            "(default: the drift that gives 128 experts, 8 used, the published 0.45,0.80)")  # fmt: skip
+            "(default: the model's published locality, see README.md)")  # fmt: skip
         add("--skew", type=float, default=0.0, metavar="SHARE", help="of the embeddings that never changes")
         add("--width", type=int, default=0, help="narrow layers: routing as it is, quick to compute")
         add("--vocab", type=int, default=0, metavar="N", help="tokens (default: the model's)")
         add("--seed", type=int, default=0)
+        add("--sparse", action="store_true", help="a header and a hole: for plans, it does not run")
     add = commands.add_parser("measure", help="run a twin; print locality, chain and acceptance").add_argument
     add("file", type=Path)
     add("--draft", type=Path)

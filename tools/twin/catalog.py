@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tools.models import Shape
+from tools.models import FAMILIES, LOADER_FAMILIES, Shape
+from tools.models.families import Metadata
+from tools.models.parts import Tensor
+from tools.twin.drift import Drift
 
+_WORDS = re.compile(r"^token_embd|^output\.weight|tid2eid")
+_EXPERTS = re.compile(r"_exps\.|ffn_gate_inp\.weight|exp_probs_b")
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 4096}
 
 
 @dataclass(frozen=True)
 class Named:
     """A model: its family in tools/models, its sizes, metadata beside the family's, its usual mix, and its
-    draft model."""
+    draft model. `wide` is metadata of the full width alone. `drift` is None for the published locality of
+    Qwen3-30B. `period`: the first layer that others repeat, and after how many layers they do."""
 
     family: str
     shape: Shape
@@ -22,6 +29,9 @@ class Named:
     pre: str = "gpt-2"
     mix: str = "q4_k_m"
     draft: str | None = None
+    wide: Mapping[str, Any] = field(default_factory=dict)
+    drift: Drift | None = None
+    period: tuple[int, int] = (0, 1)
 
     def narrow(self, width: int, n_vocab: int = 0) -> Named:
         """Return the same layers and experts, `width` wide. Routing and scheduling stay, and computing is
@@ -34,10 +44,52 @@ class Named:
         )  # fmt: skip
         if self.family == "mixtral":
             shape = replace(shape, n_ff_exp=32)
-        return replace(self, shape=shape)
+        return replace(self, shape=shape, wide={})
+
+    def family_metadata(self) -> Metadata:
+        """Return all keys without the architecture's prefix."""
+        return {**FAMILIES[self.family].metadata(self.shape), **self.metadata, **self.wide}
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors. The loader allocates what it describes. So it is asked for a period of layers,
+        the experts of one token and few words."""
+        family, s = LOADER_FAMILIES.get(self.family), self.shape
+        if family is None:
+            return FAMILIES[self.family].tensors(s, s.n_vocab)
+        first, length = self.period
+        asked = replace(s, n_layer=first + length, n_expert=s.n_used, n_vocab=0)
+        more = {**self.metadata, **self.wide}
+        own = replace(family, more=lambda s: {**family.more(s), **more})
+        found = [self._sized(each) for each in own.tensors(asked, 0)]
+        layers = [each for each in found if each.name.startswith("blk.")]
+        like = [il if il < first else first + (il - first) % length for il in range(s.n_layer)]
+        return [each for each in found if each not in layers] + [
+            replace(each, name=each.name.replace(f"blk.{of}.", f"blk.{il}."))
+            for il, of in enumerate(like)
+            for each in layers
+            if each.name.startswith(f"blk.{of}.")
+        ]
+
+    def _sized(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with as many experts or words as the model has."""
+        sizes = ((_WORDS, self.shape.n_vocab), (_EXPERTS, self.shape.n_expert))
+        n = next((n for names, n in sizes if names.search(tensor.name)), tensor.shape[0])
+        return replace(tensor, shape=(n, *tensor.shape[1:]))
 
 
 _QWEN3 = {"rope.freq_base": 1e6}
+# Hybrids: every fourth layer has attention, the others a state of gated delta nets.
+_QWEN35 = {"rope.freq_base": 1e7, "full_attention_interval": 4, "ssm.inner_size": 128}
+_QWEN35_WIDE = {
+    "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0], "ssm.state_size": 128,
+    "ssm.group_count": 16,
+}  # fmt: skip
+_GPT_OSS = {
+    **_YARN, "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
+_GPT_OSS_20B = Shape(n_layer=24, n_embd=2880, n_head=64, n_head_kv=8, head_dim=64, n_ff=2880, n_expert=32,
+                     n_used=4, n_ff_exp=2880, n_swa=128, n_ctx=131072, n_vocab=201088)  # fmt: skip
 
 MODELS: dict[str, Named] = {
     "qwen3-30b-a3b": Named(
@@ -55,12 +107,44 @@ MODELS: dict[str, Named] = {
         draft="qwen3-0.6b",
     ),
     "gpt-oss-20b": Named(
-        "gpt-oss",
-        Shape(n_layer=24, n_embd=2880, n_head=64, n_head_kv=8, head_dim=64, n_ff=2880, n_expert=32, n_used=4,
-              n_ff_exp=2880, n_swa=128, n_ctx=131072, n_vocab=201088),
-        {**_YARN, "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0,
-         "attention.layer_norm_rms_epsilon": 1e-5},
+        "gpt-oss", _GPT_OSS_20B, _GPT_OSS,
         "gpt-4o", mix="mxfp4", draft="qwen3-0.6b",
+    ),
+    "gpt-oss-120b": Named(
+        "gpt-oss", replace(_GPT_OSS_20B, n_layer=36, n_expert=128), _GPT_OSS, "gpt-4o", mix="mxfp4",
+        draft="qwen3-0.6b", drift=Drift(0.5, 0.95, 0.2),
+    ),
+    "qwen3.6-35b-a3b": Named(
+        "qwen35moe",
+        Shape(n_layer=40, n_embd=2048, n_head=16, n_head_kv=2, head_dim=256, n_ff=0, n_expert=256, n_used=8,
+              n_ff_exp=512, n_ctx=262144, n_vocab=248320),
+        _QWEN35, "qwen35", draft="qwen3-0.6b",
+        wide={**_QWEN35_WIDE, "ssm.inner_size": 4096, "ssm.time_step_rank": 32},
+        drift=Drift(0.6, 0.9, 0.15), period=(0, 4),
+    ),
+    "qwen3.8-flash-next": Named(
+        "qwen4exp",
+        Shape(n_layer=48, n_embd=2560, n_head=24, n_head_kv=2, head_dim=256, n_ff=0, n_expert=512, n_used=10,
+              n_ff_exp=640, n_ctx=262144, n_vocab=248320),
+        {**_QWEN35, "attention.compress_ratios": 4}, "qwen35", draft="qwen3-0.6b",
+        wide={**_QWEN35_WIDE, "ssm.inner_size": 6144, "ssm.time_step_rank": 48,
+              "hyper_connection.low_rank": 320, "attention.indexer.head_count": 4,
+              "attention.indexer.key_length": 128, "attention.indexer.top_k": 2048},
+        drift=Drift(0.4, 0.9, 0.3), period=(0, 4),
+    ),
+    "deepseek-v4-flash": Named(
+        "deepseek4",
+        Shape(n_layer=43, n_embd=4096, n_head=64, n_head_kv=1, head_dim=512, n_ff=0, n_expert=256, n_used=6,
+              n_ff_exp=2048, n_swa=128, n_ctx=1048576, n_vocab=129280),
+        {"hash_layer_count": 3, "attention.compress_ratios": [0, 0, *[4, 128] * 20, 4],
+         "hyper_connection.sinkhorn_iterations": 20},
+        "joyai-llm", mix="mxfp4", draft="qwen3-0.6b",
+        wide={"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
+              "rope.scaling.original_context_length": 65536, "rope.dimension_count": 64,
+              "attention.q_lora_rank": 1024, "attention.output_group_count": 8,
+              "attention.output_lora_rank": 1024, "attention.indexer.head_count": 64,
+              "attention.indexer.key_length": 128, "attention.indexer.top_k": 512},
+        drift=Drift(0.4, 0.95, 0.2), period=(3, 2),
     ),
     "mixtral-8x7b": Named(
         "mixtral",

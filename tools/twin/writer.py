@@ -46,7 +46,8 @@ PERTURBATION = 0.5
 """The sum of what all layers add to the residual stream, as a share of the embedding."""
 ROUTER = 1.5  # standard deviation of router logits
 CHAINED = ("token_embd.weight", "output.weight")
-_OUTPUTS = re.compile(r"\.(attn_output|ffn_down\w*)\.weight$")
+_OUTPUTS = re.compile(r"\.(attn_output(_b)?|ssm_out|ffn_down\w*)\.weight$")
+_PLAIN = ("norm", "bias", "router", "decay")
 
 api._lib.ggml_quantize_chunk.argtypes = [
     ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p,
@@ -65,8 +66,10 @@ class Mix:
     n_expert: int
 
     def type_of(self, tensor: Tensor) -> GGMLQuantizationType:
-        """Return the type of a tensor. Norms, biases and routers are F32."""
-        if tensor.kind in ("norm", "bias", "router") or len(tensor.shape) == 1:
+        """Return the type of a tensor. Norms, biases and routers are F32, and lists of experts I32."""
+        if tensor.kind == "ids":
+            return GGMLQuantizationType.I32
+        if tensor.kind in _PLAIN or len(tensor.shape) == 1:
             return GGMLQuantizationType.F32
         wanted = self._q4_k_m(tensor.name) if self.name == "q4_k_m" else self.name.upper()
         if self.name == "mxfp4" and "_exps." not in tensor.name:
@@ -82,7 +85,7 @@ class Mix:
             return "Q6_K"
         if self.n_expert == 8 and (match := _ATTENTION.match(name)):  # costs little beside 8 experts
             return {"q": "Q4_K", "k": "Q8_0", "v": "Q8_0", "output": "Q5_K"}[match[1]]
-        if re.search(r"\.(attn_v|attn_kv_b|ffn_down(_exps|_shexp)?)\.", name) and self._more_bits(name):
+        if re.search(r"\.(attn_(v|qkv|kv_b)|ffn_down(_exps|_shexp)?)\.", name) and self._more_bits(name):
             return "Q6_K"
         return "Q4_K"
 
@@ -93,7 +96,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Twin:
-    """A twin to write. `agreement`: the share of tokens whose successor the model knows (1 for a target)."""
+    """A twin to write. `agreement`: the share of tokens whose successor the model knows (1 for a target).
+    Without weights the file has a hole in their place."""
 
     name: str
     model: Named
@@ -101,6 +105,7 @@ class Twin:
     drift: Drift
     seed: int = 0
     agreement: float = 1.0
+    has_weights: bool = True
 
 
 def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> Path:
@@ -109,16 +114,16 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
     n_threads: the number of threads that make weights; 0: one per core. The same twin gives the same bytes
     with any number. Raise ValueError for a twin that is impossible.
     """
-    family, shape = FAMILIES[twin.model.family], twin.model.shape
+    shape = twin.model.shape
     vocabulary = make_vocabulary(shape.n_vocab, twin.seed)
     mix = Mix(twin.mix, shape.n_layer, shape.n_expert)
     sized = []
-    for tensor in family.tensors(shape, shape.n_vocab):
+    for tensor in twin.model.tensors():
         kind = mix.type_of(tensor)
         sized.append((tensor, kind, int(np.prod(quant_shape_to_byte_shape(tensor.shape, kind)))))
     logging.getLogger("gguf.gguf_writer").setLevel(logging.ERROR)
-    writer = GGUFWriter(path, family.architecture)
-    _write_metadata(writer, twin, family.metadata(shape), vocabulary)
+    writer = GGUFWriter(path, FAMILIES[twin.model.family].architecture)
+    _write_metadata(writer, twin, vocabulary)
     for tensor, kind, n_bytes in sized:
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), n_bytes, kind)
     writer.write_header_to_file()
@@ -129,6 +134,10 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
     writer.write_padding(out, out.tell())
     out.flush()
     end, file = out.tell(), out.fileno()
+    if not twin.has_weights:
+        os.truncate(file, end + sum(GGUFWriter.ggml_pad(n, writer.data_alignment) for *_, n in sized))
+        writer.close()
+        return Path(path)
     chain = Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, twin.agreement)
     with ThreadPoolExecutor(n_threads or os.cpu_count() or 1) as pool, ThreadPoolExecutor(2) as chains:
         jobs = []
@@ -193,13 +202,13 @@ def _put(file: int, place: int, piece: npt.NDArray[Any]) -> int:
     return n_bytes
 
 
-def _write_metadata(writer: GGUFWriter, twin: Twin, family: dict[str, Any], vocabulary: Vocabulary) -> None:
+def _write_metadata(writer: GGUFWriter, twin: Twin, vocabulary: Vocabulary) -> None:
     drift = twin.drift
     writer.add_type("model")
     writer.add_name(f"synthetic twin of {twin.name}")
     writer.add_description("synthetic weights of a real model's shapes, for measuring; writes made-up words")
     writer.add_file_type(FILE_TYPES[twin.mix])
-    values: dict[str, Any] = {f"{writer.arch}.{k}": v for k, v in {**family, **twin.model.metadata}.items()}
+    values: dict[str, Any] = {f"{writer.arch}.{k}": v for k, v in twin.model.family_metadata().items()}
     values |= {"twin.chain": vocabulary.n_chain, "twin.agreement": float(twin.agreement)}
     values |= {"twin.drift.share": float(drift.share), "twin.drift.persistence": float(drift.persistence)}
     values |= {"twin.drift.skew": float(drift.skew), "twin.seed": twin.seed}
@@ -221,18 +230,19 @@ def _random_pieces(tensor: Tensor, kind: GGMLQuantizationType, twin: Twin) -> It
     is asked for."""
     rng = np.random.Generator(np.random.SFC64([twin.seed, zlib.crc32(tensor.name.encode())]))
     std = _deviation(tensor, twin)
-    if tensor.kind in ("norm", "bias", "router"):
-        yield partial(_small, tensor, rng, std)
+    if tensor.kind in (*_PLAIN, "ids"):
+        yield partial(_small, tensor, rng, std, twin.model.shape.n_expert)
         return
     total, n_rows = int(np.prod(tensor.shape[:-1])), max(1, PIECE // tensor.shape[-1])
     for start in range(0, total, n_rows):
         yield partial(random_numbers, rng, min(n_rows, total - start) * tensor.shape[-1], kind, std)
 
 
-def _small(tensor: Tensor, rng: np.random.Generator, std: float) -> npt.NDArray[np.float32]:
+def _small(tensor: Tensor, rng: np.random.Generator, std: float, n_expert: int) -> npt.NDArray[np.generic]:
+    if tensor.kind == "ids":
+        return rng.random((tensor.shape[0], n_expert)).argsort(1)[:, : tensor.shape[1]].astype(np.int32)
     numbers = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(std)
-    if tensor.kind == "norm":
-        numbers += 1
+    numbers += {"norm": 1, "decay": -1}.get(tensor.kind, 0)
     return numbers
 
 
@@ -244,7 +254,7 @@ def _deviation(tensor: Tensor, twin: Twin) -> float:
     normal number).
     """
     name = tensor.name
-    if tensor.kind == "norm":
+    if tensor.kind in ("norm", "decay"):
         return 0.0 if name == "output_norm.weight" else 0.05
     if tensor.kind == "bias":
         return 0.02

@@ -153,6 +153,8 @@ def _paging(target: Path) -> Iterator[Finding]:
     info = check_model(target)
     if not info.is_moe:
         return
-    paged = is_paged(EngineConfig(target=target), info, choose_device("auto"))
+    device = choose_device("auto")
+    paged = is_paged(EngineConfig(target=target), info, device)
+    paged = paged or (device is None and info.expert_bytes > host_memory.sizes()[1])
     why = "memory does not hold all of them: those that are not there are read from the file" if paged else ""
     yield Finding("experts", "off" if paged else "ok", f"{target.name}: {size(info.expert_bytes)}", why)

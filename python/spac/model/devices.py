@@ -306,6 +306,6 @@ def room_on(device: _core.DeviceInfo, limit: VramLimit | None = None) -> tuple[i
 
 def fit(info: ModelInfo | KnownModel, room: DeviceRoom, more_bytes: int = 0) -> Fit:
     """Return the part of a model that fits beside `more_bytes`, such as a projector's."""
-    dense = info.file_size - info.expert_bytes + more_bytes
+    dense = info.device_bytes - info.expert_bytes + more_bytes
     share = min(1.0, (room.free - dense) / info.expert_bytes) if info.is_moe else 0.0
     return Fit(dense, info.n_experts, share)

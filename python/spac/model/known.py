@@ -27,6 +27,8 @@ class KnownModel:
     n_expert_used: int
     active: float
     """The parameters that compute a token, in billions."""
+    rows_gb: float = 0.0
+    """The part of the files that stays in host memory because a token reads rows of it, in GB."""
 
     is_moe = True
 
@@ -34,6 +36,11 @@ class KnownModel:
     def file_size(self) -> int:
         """The bytes of all files."""
         return round(self.file_gb * 1e9)
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes that a device holds at most."""
+        return self.file_size - round(self.rows_gb * 1e9)
 
     @property
     def expert_bytes(self) -> int:
@@ -53,8 +60,14 @@ MODELS = (
     KnownModel("qwen3-30b-a3b", "unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", "Q4_K_M", 18.6, 17.55, 48, 128, 8, 3.3),
     KnownModel("qwen3-coder-30b-a3b", "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", "Q4_K_M",
                18.6, 17.55, 48, 128, 8, 3.3),
+    KnownModel("qwen3.6-35b-a3b", "unsloth/Qwen3.6-35B-A3B-GGUF:Q4_K_M", "Q4_K_M",
+               21.2, 19.5, 40, 256, 8, 3.0),
     KnownModel("gpt-oss-120b", "ggml-org/gpt-oss-120b-GGUF", "MXFP4", 63.4, 60.9, 36, 128, 4, 5.1),
     KnownModel("glm-4.5-air", "unsloth/GLM-4.5-Air-GGUF:Q4_K_M", "Q4_K_M", 73.0, 67.6, 46, 128, 8, 12.0),
+    KnownModel("qwen3.8-flash-next", "unsloth/Qwen3.8-Flash-Next-GGUF:UD-Q4_K_XL", "UD-Q4_K_XL",
+               111.0, 78.8, 48, 512, 10, 6.0, rows_gb=28.8),
+    KnownModel("deepseek-v4-flash", "unsloth/DeepSeek-V4-Flash-GGUF:UD-Q4_K_XL", "UD-Q4_K_XL",
+               155.0, 147.2, 43, 256, 6, 13.0),
 )  # fmt: skip
 """The models with a short name, by size. gpt-oss has one quantization in its repositories."""
 _BY_NAME = {model.name: model for model in MODELS}

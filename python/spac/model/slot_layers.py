@@ -73,7 +73,7 @@ class SlotLayers:
                     f"slot_devices: {device.name} has no memory for an expert of {info.path.name} beside "
                     f"graphs and the driver's libraries ({size(device.memory.free)} are free): leave it out"
                 )
-        dense = info.file_size - info.expert_bytes + cache_bytes(config, info) + work
+        dense = info.device_bytes - info.expert_bytes + cache_bytes(config, info) + work
         if draft is not None:
             dense += draft.file_size + cache_bytes(config, draft) + graph_bytes(config, draft)
         here, n, layer = max(0, room_on(self._main)[1] - dense), len(self._layers), info.mean_expert_layer

@@ -30,7 +30,7 @@ def all_fit(
     if draft is not None:  # Each device needs room for it: llama.cpp divides the layers without regard to it.
         each += draft.file_size + cache_bytes(config, draft) + _work(config, draft)
     each += info.layer_bytes if len(devices) > 1 else 0  # Layers are not divided.
-    divided = info.file_size + cache_bytes(config, info)
+    divided = info.device_bytes + cache_bytes(config, info)
     parts = list(map(float, config.tensor_split or [device.memory.device_free for device in devices]))
     for device, part in zip(devices, [*parts, *(0.0 for _ in devices)], strict=False):
         if divided * part / (sum(parts) or 1.0) + each > room_on(device, config.vram_limit)[1]:

@@ -124,14 +124,13 @@ def time_parts(columns: Mapping[str, Float64Array]) -> list[Part]:
     """
     c = columns
     within = c["host_wait_ns"] + c["host_compute_ns"] + c["queue_ns"]
-    draft = c["draft_ns"] + c["observe_ns"]
-    known = draft + np.maximum(c["verify_ns"], within) + c["sample_ns"] + c["scheduler_ns"]
+    known = c["draft_ns"] + np.maximum(c["verify_ns"], within) + c["sample_ns"] + c["scheduler_ns"]
     scale = np.minimum(1, c["time_ns"] / np.maximum(known, 1))
     rest = np.maximum(c["time_ns"] - known, 0)
     return [
         Part(name, explanation, ns * scale)
         for name, explanation, ns in (
-            ("Draft", "the draft model, or the n-gram draft", draft),
+            ("Draft", "the draft model, or the n-gram draft", c["draft_ns"]),
             (
                 "Dense and other",
                 "the rest of the verification: attention, dense layers, output",

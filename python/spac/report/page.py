@@ -18,11 +18,13 @@ from spac.stats.advice import verdict
 
 SCRIPTS = ("charts.js", "heat.js")
 
+SIDE_BY_SIDE = 256
+"""The most experts of a layer for which both maps fit beside each other with cells of two pixels."""
 MAPS = """\
 <fieldset><legend>Experts of a layer, from left to right:</legend>
 <label><input type="radio" name="order" value="number" checked> by number</label>
 <label><input type="radio" name="order" value="demand"> most wanted first</label></fieldset>
-<div class="pair"><figure id="heat-resident"></figure><figure id="heat-demand"></figure></div>
+<div class="pair$columns"><figure id="heat-resident"></figure><figure id="heat-demand"></figure></div>
 <p id="expert" aria-live="polite">Point at an expert, or use the arrow keys.</p>
 """
 
@@ -89,7 +91,9 @@ def _sections(recording: Recording, charts: Charts, drawn: dict[str, Chart]) -> 
         yield f'<p class="lead">{words.NO_EXPERTS}</p>'
     else:
         title = "Where the experts are, and where they are wanted"
-        yield _section("experts", title, words.of_hits(recording), MAPS)
+        columns = " of1" if recording.content["experts"]["n_expert"] > SIDE_BY_SIDE else ""
+        maps = Template(MAPS).substitute(columns=columns)
+        yield _section("experts", title, words.of_hits(recording), maps)
         hits = _figures(drawn, "hits", "threshold")
         yield _section("hits", "Hits over time", words.of_thresholds(recording), hits)
     if drawn:

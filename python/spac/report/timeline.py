@@ -31,7 +31,7 @@ _TRACK_OF = {
     "copy": "copies", "evict": "copies", "fill": "prompts' copies",
 }  # fmt: skip
 _TITLES = {
-    "prefill": "prompt", "observe": "draft model reads on", "host_wait": "wait", "host_experts": "experts",
+    "prefill": "prompt", "observe": "statistics and governor", "host_wait": "wait", "host_experts": "experts",
     "device_part": "experts", "fill": "a layer's experts",
 }  # fmt: skip
 _COUNTS = {

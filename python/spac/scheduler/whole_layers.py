@@ -44,9 +44,13 @@ if TYPE_CHECKING:
 
 
 EVERY = 4
-"""The number of steps between looks, because a look takes time."""
+"""The number of steps between looks, because a look takes time.
+
+Models with two and four times as many experts as 48 × 128 have two and four times as many steps in between.
+"""
 COSTS_EVERY = 16
-"""The number of steps between readings of the costs, a multiple of `EVERY`. Costs change slowly."""
+"""The number of steps between readings of the costs, a multiple of those between looks."""
+_USUAL = 48 * 128  # experts
 _LOOKS = 16  # looks that are averaged before anything changes, because single looks scatter
 _SHARE = 0.05  # share of a look in the averages; about 20 looks count
 _HORIZON = 1024.0  # steps in which copies are to be repaid, because demand changes
@@ -74,6 +78,7 @@ class WholeLayers:
         self._looks: Int32Array = np.zeros((n_pool, 2), np.int32)  # looks ever, and since the last change
         self._costs: Costs | None = None
         self._steps = 0
+        self._every = EVERY << min(2, max(0, (view.exists.size // _USUAL).bit_length() - 1))
 
     def observe(self, view: View, chance: Float64Array, priority: Int32Array | None) -> bool:
         """Take a step into account, and return True if layers have changed sides.
@@ -83,7 +88,7 @@ class WholeLayers:
         without a plan.
         """
         self._steps += 1
-        if priority is None or view.costs is None or self._steps % EVERY:
+        if priority is None or view.costs is None or self._steps % self._every:
             return False
         if self._costs is None or self._steps % COSTS_EVERY == 0:
             known = self._costs is None or self._costs.hand_off_s is not None

@@ -83,16 +83,16 @@ STEP = (
     *COUNTERS,
     "expected_tokens", "expected_ns", "sequences",
 )  # fmt: skip
-SPAN = ("observe_ns", "device_ns")
+SPAN = ("device_ns",)
 COLUMNS = (*STEP, *SPAN)
 """The columns of `steps`.
 
 time_ns is the whole step. host_wait_ns, host_compute_ns and queue_ns (calls that launch and copy) are parts
-of verify_ns, and device_ns runs beside them. observe_ns is the time in which the draft model reads the
-verified tokens. draft_length is the length asked for, and drafted is the number of tokens drafted.
-expected_… is what the governor expected of the step, 0 without a model. sequences is the number of
-generations whose tokens a step verified. With several, all figures are those of the batch, draft_length is
-the longest of theirs, and copies while a prompt was read count in the next step.
+of verify_ns, and device_ns runs beside them. draft_length is the length asked for, and
+drafted is the number of tokens drafted. expected_… is what the governor expected of the step, 0 without a
+model. sequences is the number of generations whose tokens a step verified. With several, all figures are
+those of the batch, draft_length is the longest of theirs, and copies while a prompt was read count in the
+next step.
 """
 
 LENGTHS = ("steps", "tokens", "time_ns")
@@ -288,9 +288,8 @@ class Recorder:
             costs = np.stack(self._costs)
             for name in costs.dtype.names or ():
                 self._by_layer[name] = self._by_layer.get(name, 0) + costs[name].sum(0, dtype=np.int64)
-        observe, device = self._traced()
-        for values in zip(observe, device, strict=True):
-            self._traced_steps.add(values)
+        for device_ns in self._traced():
+            self._traced_steps.add((device_ns,))
         for tau in self._taus:
             if self._thresholds is None:
                 self._thresholds = Series(len(tau), LAYER_ROWS)
@@ -299,17 +298,17 @@ class Recorder:
         self._costs.clear()
         self._ends.clear()
 
-    def _traced(self) -> list[Float64Array]:
-        """Return observe_ns and device_ns of each of the last steps, by the time at which a span ended."""
+    def _traced(self) -> Float64Array:
+        """Return device_ns of each of the last steps, by the time at which a span ended."""
         n, spans = len(self._ends), self._spans.take()
         if not n:
-            return [np.zeros(n), np.zeros(n)]
+            return np.zeros(n)
         at = np.minimum(np.searchsorted(self._ends, spans["end_ns"]), n - 1)
         took = (spans["end_ns"] - spans["start_ns"]).astype(float)
-        chosen = [self._spans.of(spans, name) for name in ("observe", "device_part")]
-        if not spans["ok"][chosen[1]].all():
+        chosen = self._spans.of(spans, "device_part")
+        if not spans["ok"][chosen].all():
             self._device = "at most"
-        return [np.bincount(at, took * which, n).astype(float) for which in chosen]
+        return np.bincount(at, took * chosen, n).astype(float)
 
     # The recording
 

@@ -45,6 +45,8 @@ class ModelInfo:
     """The bytes of experts alone, by the type's name."""
     table_types: dict[str, int]
     """The bytes of the token embedding, by the type's name; empty if it is the output matrix too."""
+    row_bytes: int
+    """The bytes of embeddings per layer or n-gram, which stay in host memory: a token reads few rows."""
     layer_bytes: int
     """The bytes of the largest layer."""
     cache_width: int
@@ -66,6 +68,11 @@ class ModelInfo:
     def states(self) -> tuple[int, int]:
         """The number of layers that compute a token's hidden states, and their width."""
         return self.n_layer - self.n_mtp_layers, self.n_embd
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes that a device with all layers and experts holds at most."""
+        return self.file_size - self.row_bytes
 
     @property
     def mean_expert_layer(self) -> int:
@@ -109,6 +116,7 @@ def describe(path: Path, header: Header, tensors: list[TensorInfo], file_size: i
         types=_bytes_by_type(tensors),
         expert_types=_bytes_by_type(experts),
         table_types=_bytes_by_type(table if any(t.name == "output.weight" for t in tensors) else []),
+        row_bytes=sum(t.n_bytes for t in tensors if t.name == "per_layer_token_embd.weight"),
         layer_bytes=max(_bytes_by_layer(tensors).values(), default=0),
         cache_width=_cache_width(header, architecture, size("embedding_length")),
         has_mtp=architecture in _MTP and any(t.name.endswith(".nextn.eh_proj.weight") for t in tensors),

@@ -26,6 +26,7 @@ export async function watch() {
 const RESIDENT = 1, USED = 2, MOVED = 4;
 const PHASES = { idle: "Idle.", prompt: "Reading the prompt.", decoding: "Generating." };
 const MEAN_OVER = 10; // snapshots, about two seconds
+const LEAST = 1.5; // the least width of an expert in the map, in pixels; layers with many experts have several rows
 
 class Live {
   at = null;
@@ -94,27 +95,28 @@ class Live {
   draw() {
     const map = $("map"), width = map.clientWidth, L = this.counts?.length;
     if (!width || !this.flags) return;
-    const left = 34, top = 18, w = (width - left) / this.n, h = Math.min(Math.max(w, 180 / L, 3), 16);
-    this.box = { left, top, w, h };
+    const left = 34, top = 18, rows = Math.ceil((LEAST * this.n) / (width - left)), n = Math.ceil(this.n / rows);
+    const w = (width - left) / n, h = Math.min(Math.max(w, 180 / L / rows, 3), 16), tall = rows * h + (rows > 1 ? 2 : 0);
+    this.box = { left, top, n, w, h, tall };
     const ratio = devicePixelRatio || 1, context = map.getContext("2d");
-    map.style.height = `${top + h * L}px`;
+    map.style.height = `${top + tall * L}px`;
     map.width = Math.round(width * ratio);
-    map.height = Math.round((top + h * L) * ratio);
+    map.height = Math.round((top + tall * L) * ratio);
     context.scale(ratio, ratio);
     const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(`--${name}`);
+    const [away, here, miss, hit] = ["away", "here", "miss", "hit"].map(colour);
     context.font = "11px system-ui, sans-serif";
     context.fillStyle = colour("quiet");
     context.fillText("layer", 0, 11);
     context.fillText("expert 0", left, 11);
     context.textAlign = "right";
-    context.fillText(this.n - 1, width, 11);
-    for (let layer = 0; layer < L; layer += Math.ceil(14 / h)) context.fillText(layer, left - 6, top + layer * h + h / 2 + 4);
+    context.fillText(n - 1, width, 11);
+    for (let layer = 0; layer < L; layer += Math.ceil(14 / tall)) context.fillText(layer, left - 6, top + layer * tall + h / 2 + 4);
     const gap = w >= 5 ? 1 : 0;
     for (let layer = 0; layer < L; layer += 1) {
       for (let expert = 0; expert < this.counts[layer]; expert += 1) {
-        const flags = this.flags[layer * this.n + expert], x = left + expert * w, y = top + layer * h;
-        const name = flags & USED ? (flags & RESIDENT ? "hit" : "miss") : flags & RESIDENT ? "here" : "away";
-        context.fillStyle = colour(name);
+        const flags = this.flags[layer * this.n + expert], [x, y] = this.#place(layer, expert);
+        context.fillStyle = flags & USED ? (flags & RESIDENT ? hit : miss) : flags & RESIDENT ? here : away;
         context.fillRect(x, y, w - gap, h - Math.min(1, h / 4));
         if (!(flags & MOVED)) continue;
         context.strokeStyle = colour("moved");
@@ -125,7 +127,12 @@ class Live {
     if (!this.at) return;
     context.strokeStyle = colour("text");
     context.lineWidth = 2;
-    context.strokeRect(left + this.at.expert * w, top + this.at.layer * h, w, h);
+    context.strokeRect(...this.#place(this.at.layer, this.at.expert), w, h);
+  }
+
+  #place(layer, expert) {
+    const { left, top, n, w, h, tall } = this.box;
+    return [left + (expert % n) * w, top + layer * tall + Math.floor(expert / n) * h];
   }
 
   // With several devices, each layer's experts have slots on one of them.
@@ -145,9 +152,10 @@ class Live {
   }
 
   #point(event) {
-    const place = $("map").getBoundingClientRect(), { left, top, w, h } = this.box;
-    const expert = Math.floor((event.clientX - place.left - left) / w), layer = Math.floor((event.clientY - place.top - top) / h);
-    this.mark(expert >= 0 && expert < this.counts[layer] ? { layer, expert } : null);
+    const place = $("map").getBoundingClientRect(), { left, top, n, w, h, tall } = this.box;
+    const column = Math.floor((event.clientX - place.left - left) / w), down = event.clientY - place.top - top;
+    const layer = Math.floor(down / tall), expert = Math.floor((down - layer * tall) / h) * n + column;
+    this.mark(column >= 0 && column < n && expert < this.counts[layer] ? { layer, expert } : null);
   }
 
   #key(event) {
