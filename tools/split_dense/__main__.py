@@ -1,7 +1,7 @@
 """Make a Mixture-of-Experts model of a dense chat model, by default of SmolLM2-135M-Instruct from PyPI.
 
-    python -m tools.split_dense OUT.gguf [--model FILE.gguf] [--experts 20] [--shared 4] [--used 8]
-                                         [--text FILE...] [--threads N]
+    python -m tools.split_dense [OUT.gguf] [--model FILE.gguf] [--experts 20] [--shared 4] [--used 8]
+                                [--text FILE...] [--threads N]
 
 README.md describes the model and how well it speaks.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from spac.errors import InputError, SpacError
 from spac.machine.cpu import physical_cores
 from tools.split_dense.activations import record
-from tools.split_dense.fetch import fetch
+from tools.split_dense.fetch import fetch, split_model
 from tools.split_dense.groups import divide
 from tools.split_dense.text import MODULES, QUESTIONS, chat_prompt, docstrings, pieces
 from tools.split_dense.writer import Dense, write
@@ -53,7 +53,9 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("out", type=Path)
+    parser.add_argument(
+        "out", type=Path, nargs="?", default=split_model(), help="default: spac's cache folder"
+    )
     parser.add_argument("--model", type=Path, help="a dense GGUF of the architecture llama")
     parser.add_argument("--experts", type=int, default=20, help="experts of a layer")
     parser.add_argument(
