@@ -103,3 +103,14 @@ def test_the_last_choice_counts(mtp, measured, monkeypatch, length, types):
         monkeypatch.setattr(RooflineGovernor, "about", {"steps": 100, "draft_length": n})
         own_drafts.keep_choice(config, info, governor)
     assert own_drafts.with_own_drafts(EngineConfig(mtp), info, []).draft_types == types
+
+
+def test_what_is_kept_is_of_the_layers_that_were_loaded(mtp, measured, monkeypatch):
+    """Runs with and without these layers do not replace what the others keep."""
+    monkeypatch.setenv("SPAC_STATE", "auto")
+    for draft_type, known in (("none", False), ("draft-mtp", False), ("none", True), ("draft-mtp", True)):
+        with Engine(EngineConfig(mtp, **SMALL, draft_type=draft_type, sampling=ENDLESS)) as engine:
+            list(engine.generate("def f(", 70))
+            assert not [note for note in engine.notes if "cold" in note]
+            assert engine._expert_cache.costs.measured == known
+    assert len(list(measured.glob("state-*"))) == len(list(measured.glob("costs-*"))) == 2

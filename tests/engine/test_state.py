@@ -236,7 +236,7 @@ def test_each_scheduler_and_device_has_its_own(engine_with, folder):
     with engine_with() as engine:
         assert engine.events.driver.plan.wanted.any()
         target = engine.config.target
-    assert key_of(target, "CUDA0, a card", "lru", {}) != key_of(target, "CUDA1, a card", "lru", {})
+    assert key_of(target, "CUDA0, a card", "lru", {}, 3) != key_of(target, "CUDA1, a card", "lru", {}, 3)
 
 
 @pytest.mark.parametrize(
@@ -281,4 +281,4 @@ def test_a_folder_that_vanishes_costs_a_note_at_the_end(engine_with, folder):
 
 def test_a_target_that_is_gone_is_one_line(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        key_of(tmp_path / "gone.gguf", "cpu", "lru", {})
+        key_of(tmp_path / "gone.gguf", "cpu", "lru", {}, 3)

@@ -1,8 +1,8 @@
 """Make a full-size twin: a GGUF of a named model's shapes with synthetic weights that imitate its routing.
 
     python -m tools.twin NAME OUT [--type q4_k_m|q8_0|f16|mxfp4] [--draft OUT2] [--agreement 0.8]
-                                  [--locality KEPT,NEAR] [--skew SHARE] [--width N] [--vocab N] [--seed N]
-                                  [--sparse]
+                                  [--mtp] [--locality KEPT,NEAR] [--skew SHARE] [--width N] [--vocab N]
+                                  [--seed N] [--sparse]
     python -m tools.twin measure FILE [--draft FILE] [--tokens 400]
 
 README.md describes how twins are made, and how closely they follow their models.
@@ -48,13 +48,18 @@ def write(args: argparse.Namespace) -> None:
         model = model.narrow(args.width, args.vocab)
     elif args.vocab:
         model = replace(model, shape=replace(model.shape, n_vocab=args.vocab))
+    if args.mtp:
+        model = model.with_prediction()
     n_expert, n_used = (model.shape.n_expert, model.shape.n_used) if args.locality else (128, 8)
     if not n_expert:
         raise ValueError(f"--locality: {args.name} has no experts")
     drift = model.drift
     if drift is None or args.locality or args.skew:
         drift = solve(*(args.locality or PUBLISHED), n_expert, n_used, args.skew)
-    twin = Twin(args.name, model, args.type or model.mix, drift, args.seed, has_weights=not args.sparse)
+    twin = Twin(
+        args.name, model, args.type or model.mix, drift, args.seed, prediction=args.agreement,
+        has_weights=not args.sparse,
+    )  # fmt: skip
     jobs = [(args.out, twin)]
     if args.draft:
         if model.draft is None:
@@ -79,7 +84,8 @@ def arguments() -> argparse.ArgumentParser:
         add("--type", choices=MIXES, help=f"weights (default: {model.mix})")
         add("--draft", type=Path, metavar="OUT2", help="write a draft of the same chain here")
         add("--agreement", type=float, default=0.8, metavar="SHARE",
-            help="tokens whose successor the draft knows (default 0.8)")  # fmt: skip
+            help="tokens whose successor the draft or the prediction layer knows (default 0.8)")  # fmt: skip
+        add("--mtp", action="store_true", help="with a layer for multi-token prediction")
         add("--locality", type=numbers, metavar="KEPT,NEAR",
             help="shares of a token's experts that the last token, and one of the last 8, had "
             "(default: the model's published locality, see README.md)")  # fmt: skip

@@ -12,7 +12,7 @@ from tools.models.families import Metadata
 from tools.models.parts import Tensor
 from tools.twin.drift import Drift
 
-_WORDS = re.compile(r"^token_embd|^output\.weight|tid2eid")
+_WORDS = re.compile(r"^token_embd|^output\.weight|tid2eid|shared_head_head")
 _EXPERTS = re.compile(r"_exps\.|ffn_gate_inp\.weight|exp_probs_b")
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 4096}
 
@@ -46,6 +46,12 @@ class Named:
             shape = replace(shape, n_ff_exp=32)
         return replace(self, shape=shape, wide={})
 
+    def with_prediction(self) -> Named:
+        """Return this model with a layer for multi-token prediction (MTP)."""
+        if "mtp" not in FAMILIES[self.family].options:
+            raise ValueError(f"--mtp: {self.family} has no prediction layer with experts")
+        return replace(self, shape=self.shape.with_prediction())
+
     def family_metadata(self) -> Metadata:
         """Return all keys without the architecture's prefix."""
         return {**FAMILIES[self.family].metadata(self.shape), **self.metadata, **self.wide}
@@ -57,12 +63,14 @@ class Named:
         if family is None:
             return FAMILIES[self.family].tensors(s, s.n_vocab)
         first, length = self.period
-        asked = replace(s, n_layer=first + length, n_expert=s.n_used, n_vocab=0)
+        asked = replace(s, n_layer=first + length + s.option("mtp"), n_expert=s.n_used, n_vocab=0)
         more = {**self.metadata, **self.wide}
         own = replace(family, more=lambda s: {**family.more(s), **more})
-        found = [self._sized(each) for each in own.tensors(asked, 0)]
+        # A prediction layer embeds with the model's table, and has a head of its own.
+        found = [self._sized(each) for each in own.tensors(asked, 0) if "embed_tokens" not in each.name]
         layers = [each for each in found if each.name.startswith("blk.")]
         like = [il if il < first else first + (il - first) % length for il in range(s.n_layer)]
+        like[s.n_layer - s.option("mtp") :] = range(first + length, asked.n_layer)
         return [each for each in found if each not in layers] + [
             replace(each, name=each.name.replace(f"blk.{of}.", f"blk.{il}."))
             for il, of in enumerate(like)
@@ -136,7 +144,7 @@ MODELS: dict[str, Named] = {
         "deepseek4",
         Shape(n_layer=43, n_embd=4096, n_head=64, n_head_kv=1, head_dim=512, n_ff=0, n_expert=256, n_used=6,
               n_ff_exp=2048, n_swa=128, n_ctx=1048576, n_vocab=129280),
-        {"hash_layer_count": 3, "attention.compress_ratios": [0, 0, *[4, 128] * 20, 4],
+        {"hash_layer_count": 3, "attention.compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
          "hyper_connection.sinkhorn_iterations": 20},
         "joyai-llm", mix="mxfp4", draft="qwen3-0.6b",
         wide={"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,

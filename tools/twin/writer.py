@@ -45,7 +45,7 @@ QUANTIZED_AT_A_TIME = 3
 PERTURBATION = 0.5
 """The sum of what all layers add to the residual stream, as a share of the embedding."""
 ROUTER = 1.5  # standard deviation of router logits
-CHAINED = ("token_embd.weight", "output.weight")
+_CHAINED = re.compile(r"token_embd\.weight|(.*\.shared_head_head|output)\.weight")
 _OUTPUTS = re.compile(r"\.(attn_output(_b)?|ssm_out|ffn_down\w*)\.weight$")
 _PLAIN = ("norm", "bias", "router", "decay")
 
@@ -96,8 +96,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Twin:
-    """A twin to write. `agreement`: the share of tokens whose successor the model knows (1 for a target).
-    Without weights the file has a hole in their place."""
+    """A twin to write. `agreement`: the share of tokens whose successor the model knows (1 for a target), and
+    `prediction` the share for its prediction layer. Without weights the file has a hole in their place."""
 
     name: str
     model: Named
@@ -105,6 +105,7 @@ class Twin:
     drift: Drift
     seed: int = 0
     agreement: float = 1.0
+    prediction: float = 1.0
     has_weights: bool = True
 
 
@@ -138,14 +139,21 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
         os.truncate(file, end + sum(GGUFWriter.ggml_pad(n, writer.data_alignment) for *_, n in sized))
         writer.close()
         return Path(path)
-    chain = Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, twin.agreement)
+    chain, predicted = (
+        Chain(vocabulary, shape.n_embd, twin.drift, twin.seed, share)
+        for share in (twin.agreement, twin.prediction)
+    )
     with ThreadPoolExecutor(n_threads or os.cpu_count() or 1) as pool, ThreadPoolExecutor(2) as chains:
         jobs = []
         for tensor, kind, n_bytes in sized:
-            if tensor.name in CHAINED:
+            if _CHAINED.fullmatch(tensor.name):
+                own = predicted if "nextn" in tensor.name else chain
                 jobs.append(
-                    chains.submit(_write_chained, file, end, _chained_pieces(tensor, kind, chain), pool)
+                    chains.submit(_write_chained, file, end, _chained_pieces(tensor, kind, own), pool)
                 )
+            elif tensor.name.endswith(".eh_proj.weight"):
+                # A prediction layer goes on from the token's embedding, and leaves the target's state out.
+                jobs.append(pool.submit(_write, file, end, iter([partial(_identity, tensor, kind)])))
             else:
                 jobs.append(pool.submit(_write, file, end, _random_pieces(tensor, kind, twin)))
             end += GGUFWriter.ggml_pad(n_bytes, writer.data_alignment)
@@ -154,6 +162,10 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
             job.result()
     writer.close()
     return Path(path)
+
+
+def _identity(tensor: Tensor, kind: GGMLQuantizationType) -> npt.NDArray[np.uint8]:
+    return quantize(np.eye(*tensor.shape, dtype=np.float32), kind)
 
 
 def quantize(numbers: npt.NDArray[np.float32], kind: GGMLQuantizationType) -> npt.NDArray[np.uint8]:

@@ -131,6 +131,8 @@ def setup_of(pair: ModelPair) -> str:
         parts.append(f"layers of {place.device_names} as {config.tensor_split or 'their memory'}")
     if place.whole:
         parts.append("without the split")
+    if config.draft_types == ("draft-mtp",) and pair.draft is None:
+        parts.append("prediction layers")
     if place.device is not None and place.layers_on_device != pair.target.n_layer:
         parts.append(f"{place.layers_on_device} layers")
     if place.remote is not None:

@@ -49,12 +49,13 @@ _FACTS = {
 }
 
 
-def key_of(target: Path, device: str, scheduler: str, options: Mapping[str, Any]) -> store.Key:
+def key_of(target: Path, device: str, scheduler: str, options: Mapping[str, Any], n_layer: int) -> store.Key:
     """Return the store's key for a target, a device and a scheduler, on any processor and with any build.
 
+    `n_layer` is the number of layers that are split: those that draft for a target are not always loaded.
     Raise InputError if the target cannot be read.
     """
-    more = json.dumps([scheduler, options], sort_keys=True)
+    more = json.dumps([scheduler, options, n_layer], sort_keys=True)
     return store.Key.of("state", device=device, target=target, timed=False, more=more)
 
 
@@ -166,7 +167,7 @@ class RunFiles:
         """Restore the state that the store keeps, and return notes about faults."""
         notes = list[str]()
         try:
-            key = key_of(self._target, self._device, driver.scheduler.name, options)
+            key = key_of(self._target, self._device, driver.scheduler.name, options, len(driver.layers))
             store.check()
         except InputError as error:
             self._keeps = False
@@ -232,7 +233,9 @@ class RunFiles:
     def _keep(self, state: WarmState) -> list[str]:
         """Put the state into the store, and return a note if that fails."""
         try:
-            store.put(key_of(self._target, self._device, state.scheduler, state.options), *state.content)
+            n_layer = int(state.facts["layers"])
+            key = key_of(self._target, self._device, state.scheduler, state.options, n_layer)
+            store.put(key, *state.content)
         except (InputError, OSError) as error:
             return [f"what the scheduler learned is not kept for the next run: {error}"]
         return []
