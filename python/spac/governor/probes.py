@@ -9,8 +9,8 @@ from spac.machine.arrays import BoolArray, Float64Array
 SHARE = 0.01
 """The share of the time that probes may cost."""
 STEPS = 2
-"""The number of steps of a probe. The first one's time does not count where a change costs time."""
-_AT_FIRST = 4.0  # the budget at first, in steps of the present best, so that first probes need not wait
+"""The number of steps of a probe where a change costs time, because the first one's time does not count."""
+_AT_FIRST = 1.0  # the budget at first, in steps of the present best, so that first probes need not wait
 _SAVINGS = 16.0  # the largest budget and debt, in such steps, so that the past does not decide for long
 _SOON, _RARELY = 8, 32  # steps between probes: after a change, and after probes that changed nothing
 _WORTH = 1.01  # factor over the present best that a length must promise; less is not worth a probe

@@ -4,8 +4,10 @@ The governor learns what the model needs from the steps themselves, so the first
 machine works. It starts from measured costs, where there are some. Three things make that safe:
 
 *Probes.* Lengths that are not in force yield no observations: k = 0 shows no acceptance, and one k shows no
-other's time. So now and then two steps are spent on the length that promises most for its cost. The promise
-is optimistic: it is higher where observations are few or old (`probes`).
+other's time. So now and then a step is spent on the length that promises most for its cost, or two where a
+change of length costs time. The promise is optimistic: it is higher where observations are few or old
+(`probes`). The first `_FIRST` steps have no budget: each has the length that is best by both, what it has
+shown and what it promises.
 
 *Robust times.* Times are medians, and the machine has a common speed (`times.MachineSpeed`). The first step
 after a change of length builds its graphs anew, so it has no weight, unless that costs next to nothing. The
@@ -37,6 +39,7 @@ from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 
 _PATIENCE = 150.0  # ratio of the time between decisions to that of a decision, which thus takes below 1 %
 _DWELL = 16.0  # steps that a length is expected to stay in force, over which the cost of a change is spread
+_FIRST = 32  # first steps, in which the budget of probes does not count
 _LOOK_S = 0.03  # seconds between looks at residency and at the experts that a step wanted; looks take time
 
 
@@ -83,16 +86,13 @@ class RooflineGovernor(Governor):
         self._extras: deque[float] = deque(maxlen=KEPT)
         self._change_s = 0.0  # their median, at a speed of 1
         self._probes = probes.Probes()
-        # The first lengths to be observed.
-        self._climb, self._climbing = _doubling(self._shortest, longest), True
-        self._halvings = 2 * longest.bit_length()  # further looks between them, next to the best, at most
         if costs is not None:
             self._times.start(np.array(costs.verify_s))
             if self._learns_draft:
                 self._draft = DraftTime(costs.draft_base_s, costs.draft_token_s)
         self._step = 0
         self._k = self._chosen = self._last = 0  # lengths: in force, for the next step, of the last one
-        self._queue = [0, 0]  # lengths of the next steps, which come before the one in force
+        self._queue = [0]  # lengths of the next steps, which come before the one in force
         self._probing = False
         self._offered = [0] * (longest + 1)  # per length, the last step in which a draft had it
         # Seconds of the latency budget that are left for the first step of a generation.
@@ -220,10 +220,9 @@ class RooflineGovernor(Governor):
             self._change_s = max(0.0, sorted(self._extras)[len(self._extras) // 2])
         else:
             self._speed.observe(step_s, expected)
-        if not self._climbing:
-            self._probes.earn(step_s, self._cycle[self._k] * speed)
-        if self._climbing:
+        if self._is_new:
             return
+        self._probes.earn(step_s, self._cycle[self._k] * speed)
         if self._probing:
             catching_up = min(max(0.0, draft_s - drafting), expected)
             took = min(step_s, expected + self._change_s * changed * speed + catching_up)
@@ -236,7 +235,7 @@ class RooflineGovernor(Governor):
     def choose(self, room: int) -> int:
         """Return the draft length of the next step. Solve the model anew first if it is time for that."""
         if not self._queue and (
-            self._climb or self._since_s >= _PATIENCE * self._own_s or self._k != self._last
+            self._is_new or self._since_s >= _PATIENCE * self._own_s or self._k != self._last
         ):
             self._decide()
         k = self._queue.pop() if self._queue else self._k
@@ -261,10 +260,10 @@ class RooflineGovernor(Governor):
         theta = now.tokens / self._with_changes(now.cycle)
         self._k = best(theta, k_max, self._shortest)
         self._queue = []
-        self._climbing = bool(self._climb or self._halvings)
-        if self._climbing or self._probes.due(self._step):
+        if self._is_new or self._probes.due(self._step):
             probe = self._next_probe(now, rates, trials, go_on, k_max)
-            self._queue = [probe] * probes.STEPS if probe is not None else []
+            several = self._change_matters and not self._is_new
+            self._queue = [probe] * (probes.STEPS if several else 1) if probe is not None else []
         self._since_s = 0.0
         took = self._clock() - started
         self._own_s += ((took - self._own_s) * 0.2) if self._own_s else took
@@ -297,6 +296,10 @@ class RooflineGovernor(Governor):
         return np.asarray(cycle + cost)
 
     @property
+    def _is_new(self) -> bool:  # True while the first choice is made
+        return self._step < _FIRST
+
+    @property
     def _change_matters(self) -> bool:
         return self._change_s > 0.05 * self._cycle[self._k]
 
@@ -308,44 +311,23 @@ class RooflineGovernor(Governor):
     ) -> int | None:
         """Return the length of the next probe, or None.
 
-        First come the first lengths, while they promise anything. Then come lengths around the best, then
-        `Probes.pick`.
+        Each of the first steps has the length with the best geometric mean of what it has shown and what it
+        promises. The second of these steps has a draft, and no draft is much longer than the double of those
+        before. Later `Probes.pick` chooses.
         """
         offered = np.maximum.accumulate(np.array(self._offered[:0:-1], np.float64))[::-1]
-        hope = 1 - np.exp((offered - self._step) / 24)
+        hope = (1 - np.exp((offered - self._step) / 24)) * (not self._is_new)
         certain = now.tokens / now.cycle
-        reach = tokens(optimistic(rates, trials, hope * (not self._climb)), np.maximum(go_on, hope))
+        reach = tokens(optimistic(rates, trials, hope), np.maximum(go_on, hope))
         speed = self._speed.factor
         doubt = self._times.doubt(np.array(self._verify), self._step, speed)
         promise = reach / (now.cycle * (1 - doubt))
-        if self._climb:
-            k = self._climb.pop(0)
-            if k <= k_max and promise[k:].max() > certain[self._k]:
-                return k
-            self._climb = []
-        if self._halvings:
-            middle = self._between_seen(promise > certain[self._k], k_max)
-            self._halvings = self._halvings - 1 if middle is not None else 0
-            return middle
         allowed = np.zeros(len(certain), np.bool_)
-        allowed[self._shortest : k_max + 1] = allowed[0] = True
+        allowed[self._shortest : k_max + 1] = True
+        allowed[0] = not self._is_new or any(self._offered)
+        if self._is_new:
+            tried = max((k for k, step in enumerate(self._offered) if step), default=0)
+            allowed[max(self._shortest, 2 * tried + 1) + 1 :] = False
+            return int(np.where(allowed, promise * certain, 0.0).argmax())
         loss = probes.STEPS * now.cycle * (1 - certain / certain[self._k]) + 2 * self._change_s
         return self._probes.pick(self._step, self._k, allowed, promise / certain[self._k], loss * speed)
-
-    def _between_seen(self, promising: BoolArray, k_max: int) -> int | None:
-        """Return a promising length halfway between the best and its next seen neighbour, or None."""
-        k, seen = self._k, [k for k in range(k_max + 1) if self._times.has(k + 1)]
-        above, below = [j for j in seen if j > k][:1], [j for j in seen if j < k][-1:]
-        for neighbour in above + below:
-            middle = (k + neighbour) // 2
-            if middle not in (k, neighbour) and middle >= self._shortest and promising[middle]:
-                return middle
-        return None
-
-
-def _doubling(first: int, last: int) -> list[int]:
-    lengths = []
-    while first < last:
-        lengths.append(first)
-        first *= 2
-    return [*lengths, last]

@@ -12,9 +12,8 @@ from spac.machine.arrays import BoolArray, Float64Array, Int32Array
 KEPT = 9
 """The number of latest observations whose median counts. Four interrupted ones do not change it much."""
 # Doubts: the shares by which a time may be too long.
-_MOST = 0.6  # the largest doubt, also with no or one observation
-# The doubt by the number of observations, 0 … KEPT. Medians of three and more scatter less.
-_DOUBT = np.array([_MOST, _MOST, 0.3] + [0.1 / (n / 3) ** 0.5 for n in range(3, KEPT + 1)])
+_MOST = 0.6  # the largest doubt, also without an observation
+_DOUBT = np.array([_MOST] + [0.17 / n**0.5 for n in range(1, KEPT + 1)])  # by observations, 0 … KEPT
 _BEYOND = 0.3  # the largest doubt beyond all sizes seen, where the average slope is known
 _SPEED_STEPS = 5  # latest steps, whose median shows a jump of the speed; two interrupted ones do not
 _CALM = 1.5  # factor from the speed so far beyond which that median is a jump
@@ -119,7 +118,7 @@ class SizeTimes:
         less. It is also doubtful if the machine has become slower since, because that may not have slowed
         this size. The time of a size between two seen ones may be as short as that of the smaller one,
         because times jump. Beyond the largest seen size the same holds, but the doubt is at most `_BEYOND`.
-        Times from before are as doubtful as can be.
+        Times from before are as doubtful as those.
         """
         seen = ~np.isnan(self._time)
         few = _DOUBT[[len(kept) for kept in self._kept]]
@@ -131,8 +130,8 @@ class SizeTimes:
         gap = np.minimum(
             1 - below / np.maximum(total, 1e-12), np.where(np.isfinite(shortest), _MOST, _BEYOND)
         )
-        if self._before is not None:  # times from before may come from a busier machine
-            gap[: len(self._before)] = _MOST
+        if self._before is not None:  # their shape is known, and their scale is learned
+            gap[: len(self._before)] = _BEYOND
         slowed = np.minimum(np.array(self._speed) / speed, 1.0)
         return np.maximum(np.where(seen, 1 - (1 - held) * slowed, gap), 0.0)
 
