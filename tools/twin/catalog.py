@@ -112,7 +112,7 @@ MODELS: dict[str, Named] = {
     ),
     "gpt-oss-120b": Named(
         "gpt-oss", replace(_GPT_OSS_20B, n_layer=36, n_expert=128), _GPT_OSS, "gpt-4o", mix="mxfp4",
-        draft="qwen3-0.6b", drift=Drift(0.5, 0.95, 0.2),
+        draft="qwen3-0.6b", drift=Drift(0.45, 0.95, 0.2),
     ),
     "qwen3.6-35b-a3b": Named(
         "qwen35moe",
