@@ -33,7 +33,8 @@ from spac import _core, scheduler
 from spac.config import Slots
 from spac.costs import Costs
 from spac.errors import InputError
-from spac.model.devices import DeviceRoom, fit, margin
+from spac.machine.device_memory import margin
+from spac.model.devices import DeviceRoom, fit
 from spac.model.known import MODELS, KnownModel
 from spac.models.setup import CONTEXT_BYTES
 from spac.replay import Demand, replay
