@@ -5,7 +5,9 @@ has the format). A step accepts a window of tokens.
 Every scheduler is replayed with each number of slots, each window, and each link: `--copies` is the number of
 experts that the link carries per token between the steps, where copies cost nothing, and `--machines` are
 models of machines (simulation.py) whose link runs all the time and shares the memory with the CPU. Their
-dense part is that of Qwen3-30B-A3B, and a window of more than one token has a draft of 480 MB.
+dense part is that of Qwen3-30B-A3B; that of `--model` takes longer by the bytes that it has more. A window of
+more than one token has a draft of 480 MB. With `--cards` there are as many slots as docs/quickstart.md
+computes for GPUs of these sizes.
 
 distinct, activ.: hit rates of distinct experts of a step, and of activations. /belady: `distinct` as a share
 of the optimum with loads on demand. copies: per token. step ms, fit: the predicted time of a step, and the
@@ -31,6 +33,10 @@ from spac import _core, scheduler
 from spac.config import Slots
 from spac.costs import Costs
 from spac.errors import InputError
+from spac.machine.device_memory import margin
+from spac.model.devices import DeviceRoom, fit
+from spac.model.known import MODELS, KnownModel
+from spac.models.setup import CONTEXT_BYTES
 from spac.replay import Demand, replay
 
 SCHEDULERS = (
@@ -39,12 +45,13 @@ SCHEDULERS = (
     "logistic:margin=0.2",
 )  # fmt: skip
 DRAFT_BYTES = 480_000_000
+DENSE_BYTES = 1_050_000_000  # of Qwen3-30B-A3B
 Row = dict[str, Any]
 
 
 def judge(
     path: Path, slots: str, window: int, links: Sequence[str], names: Sequence[str], n_token: int | None,
-    expert_bytes: int,
+    expert_bytes: int, dense_bytes: int = DENSE_BYTES,
 ) -> list[Row]:  # fmt: skip
     """Return a row for every link and scheduler at one number of slots and one window."""
     trace = read(path, n_token)
@@ -66,7 +73,7 @@ def judge(
             "belady": best,
         }
         if link in MACHINES:
-            row |= predicted(name, demand, sum(pool_slots), link, Model(size, DRAFT_BYTES))
+            row |= predicted(name, demand, sum(pool_slots), link, Model(size, DRAFT_BYTES), dense_bytes)
         else:
             row |= replayed(name, demand, pool_slots, None if link == "all" else float(link))
         rows.append(row | {"of_bound": row["distinct"] / best})
@@ -94,9 +101,11 @@ def replayed(name: str, demand: Demand, pool_slots: Sequence[int], copies: float
     }  # fmt: skip
 
 
-def predicted(name: str, demand: Demand, n_slots: int, machine: str, model: Model) -> Row:
+def predicted(name: str, demand: Demand, n_slots: int, machine: str, model: Model, dense_bytes: int) -> Row:
     """Return the figures of a run on a modelled machine, whose link copies all the time."""
-    spent = Simulation(MACHINES[machine], model, demand, n_slots).run(scheduler.make(name), 0)
+    of, more = MACHINES[machine], dense_bytes - DENSE_BYTES
+    of = replace(of, dense_s=of.dense_s + more / of.device)
+    spent = Simulation(of, model, demand, n_slots).run(scheduler.make(name), 0)
     step_s = spent.seconds / spent.steps
     return {
         "distinct": spent.hit_rate, "activations": None, "copies": spent.uploads / spent.tokens,
@@ -167,18 +176,30 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--copies", nargs="*", default=["all", "32", "8", "2"], help="per token, or `all`")
     add("--machines", nargs="*", default=list(MACHINES), choices=list(MACHINES))
     add("--tokens", type=int, help="of every trace the last ones only")
+    add("--model", choices=[each.name for each in MODELS], help="the traces' model: sizes of its parts")
+    add("--cards", nargs="+", type=int, metavar="GIB", help="with --model, in place of --slots")
     add("--expert-bytes", nargs="+", type=int, help="of each trace; for machines")
     add("--jobs", type=int, default=1)
     output(parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    dense_bytes, head = DENSE_BYTES, ""
+    if args.model:
+        model = next(each for each in MODELS if each.name == args.model)
+        args.expert_bytes = [model.expert_bytes // model.n_experts] * len(args.traces)
+        dense_bytes = model.device_bytes - model.expert_bytes
+        shares = {gib: card_share(model, gib) for gib in args.cards or ()}
+        args.slots = [f"{share:.1%}" for share in shares.values() if share > 0] or args.slots
+        head = f"{model.name}: " + ", ".join(f"{x:.1%} on {gib} GiB" for gib, x in shares.items()) + "\n\n"
+    elif args.cards:
+        raise InputError("--cards needs --model")
     check(args)
     links = [*args.copies, *args.machines]
     sizes = args.expert_bytes or [0] * len(args.traces)
     traces = list(zip(args.traces, sizes, strict=True))
     jobs = [
-        (path, slots, window, links, args.schedulers, args.tokens, size)
+        (path, slots, window, links, args.schedulers, args.tokens, size, dense_bytes)
         for (path, size), slots, window in product(traces, args.slots, args.windows)
     ]
     if args.jobs > 1:
@@ -187,7 +208,14 @@ def run(args: argparse.Namespace) -> None:
     else:
         found = [judge(*job) for job in jobs]
     rows = [row for each in found for row in each]
-    publish(args, "Schedulers on traces", page(rows, args.schedulers), rows)
+    publish(args, "Schedulers on traces", head + page(rows, args.schedulers), rows)
+
+
+def card_share(model: KnownModel, gib: int) -> float:
+    """Return the share of a model's experts that fit on a GPU beside the rest and a context."""
+    size = gib << 30
+    room = DeviceRoom((), size, size - margin(size, shares_host_memory=False))
+    return fit(model, room, CONTEXT_BYTES).share
 
 
 def check(args: argparse.Namespace) -> None:

@@ -56,6 +56,20 @@ def test_the_page_has_all_figures(page):
     assert text.count("words ") == len(rows) + 2 * 3  # every row, and a line for each window and link
 
 
+def test_cards_have_the_slots_of_a_named_model(tmp_path):
+    """The shares are those of docs/quickstart.md. Cards that do not hold the rest are left out."""
+    grammar(40).save(tmp_path / "words.npz")
+    words = ["--windows", "1", "--copies", "--machines", "rtx3060", "--schedulers", "lru"]
+    code = main([
+        "schedulers", str(tmp_path / "words.npz"), "--model", "deepseek-v4-flash", "--cards", "8", "12", "24",
+        *words, "--out", str(tmp_path / "page.txt"),
+    ])  # fmt: skip
+    assert code == 0
+    rows = json.loads((tmp_path / "page.json").read_text())["figures"]
+    assert [f"{float(row['slots'].rstrip('%')):.0f}" for row in rows] == ["2", "10"]
+    assert rows[0]["step_ms"] > rows[1]["step_ms"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -67,6 +81,7 @@ def test_the_page_has_all_figures(page):
         (["--machines", "--tokens", "0"], "at least 1"),
         (["--machines", "--slots", "much"], "slots"),
         (["--expert-bytes", "1", "2"], "needs 1 number"),
+        (["--cards", "8"], "--cards needs --model"),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, capsys, arguments, message):

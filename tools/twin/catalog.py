@@ -42,8 +42,6 @@ class Named:
             self.shape, n_embd=width, n_head=4, n_head_kv=2, head_dim=32, n_ff=2 * width,
             n_ff_exp=max(32, width // 4 // 32 * 32), n_vocab=n_vocab or self.shape.n_vocab, options={},
         )  # fmt: skip
-        if self.family == "mixtral":
-            shape = replace(shape, n_ff_exp=32)
         return replace(self, shape=shape, wide={})
 
     def with_prediction(self) -> Named:
@@ -120,7 +118,7 @@ MODELS: dict[str, Named] = {
     ),
     "gpt-oss-120b": Named(
         "gpt-oss", replace(_GPT_OSS_20B, n_layer=36, n_expert=128), _GPT_OSS, "gpt-4o", mix="mxfp4",
-        draft="qwen3-0.6b", drift=Drift(0.5, 0.95, 0.2),
+        draft="qwen3-0.6b", drift=Drift(0.45, 0.95, 0.2),
     ),
     "qwen3.6-35b-a3b": Named(
         "qwen35moe",
@@ -153,12 +151,6 @@ MODELS: dict[str, Named] = {
               "attention.output_lora_rank": 1024, "attention.indexer.head_count": 64,
               "attention.indexer.key_length": 128, "attention.indexer.top_k": 512},
         drift=Drift(0.4, 0.95, 0.2), period=(3, 2),
-    ),
-    "mixtral-8x7b": Named(
-        "mixtral",
-        Shape(n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, head_dim=128, n_ff=14336, n_expert=8, n_used=2,
-              n_ff_exp=14336, n_ctx=32768, n_vocab=32000),
-        {"rope.freq_base": 1e6, "attention.layer_norm_rms_epsilon": 1e-5}, draft="qwen3-0.6b",
     ),
     "qwen3-4b": Named(
         "qwen3",

@@ -38,7 +38,6 @@ FILE_TYPES = {"q4_k_m": 15, "q8_0": 7, "f16": 1, "mxfp4": 38}
 """Values of general.file_type, llama.cpp's llama_ftype."""
 
 _SMALLER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # used where a row is not whole blocks of 256
-_ATTENTION = re.compile(r"blk\.\d+\.attn_(q|k|v|output)\.weight")
 
 PIECE = 1 << 23  # numbers made at a time: 5 to 60 MB, and several times that where they are quantized
 QUANTIZED_AT_A_TIME = 3
@@ -56,14 +55,13 @@ api._lib.ggml_quantize_chunk.argtypes = [
 
 @dataclass(frozen=True)
 class Mix:
-    """One of `MIXES` for a model of that many layers and experts (0: dense).
+    """One of `MIXES` for a model of that many layers, and of 0 or more than 8 experts.
 
     It chooses the ggml type of every tensor, by the rules that llama.cpp quantizes files with.
     """
 
     name: str
     n_layer: int
-    n_expert: int
 
     def type_of(self, tensor: Tensor) -> GGMLQuantizationType:
         """Return the type of a tensor. Norms, biases and routers are F32, and lists of experts I32."""
@@ -83,8 +81,6 @@ class Mix:
         """Return Q4_K, with more bits for the head, and for values and down projections in some layers."""
         if name == "output.weight":
             return "Q6_K"
-        if self.n_expert == 8 and (match := _ATTENTION.match(name)):  # costs little beside 8 experts
-            return {"q": "Q4_K", "k": "Q8_0", "v": "Q8_0", "output": "Q5_K"}[match[1]]
         if re.search(r"\.(attn_(v|qkv|kv_b)|ffn_down(_exps|_shexp)?)\.", name) and self._more_bits(name):
             return "Q6_K"
         return "Q4_K"
@@ -117,7 +113,7 @@ def write_twin(path: str | os.PathLike[str], twin: Twin, n_threads: int = 0) -> 
     """
     shape = twin.model.shape
     vocabulary = make_vocabulary(shape.n_vocab, twin.seed)
-    mix = Mix(twin.mix, shape.n_layer, shape.n_expert)
+    mix = Mix(twin.mix, shape.n_layer)
     sized = []
     for tensor in twin.model.tensors():
         kind = mix.type_of(tensor)
