@@ -5,7 +5,8 @@ from. It is read in pieces of 128 tokens, in batches of 64 with one thread, and 
 simulated device. Before each piece spac answers a question, so that the scheduler changes what is in slots. A
 form is right if all digits of its perplexity are those of the unpatched library on the CPU. Mixed layers are
 those that neither the device nor the CPU computed alone, batch by batch; streamed ones count as mixed. --used
-has further numbers of experts per token, by the metadata of the file, and --dense has the model that was split.
+has further numbers of experts per token, by the metadata of the file, and --dense names the model that was
+split.
 """
 
 from __future__ import annotations
