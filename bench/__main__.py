@@ -20,6 +20,10 @@ QUESTIONS = {
     "cpu_lane": ("cpu_lane", "How fast is the CPU alone, beside llama.cpp and other engines' llama-bench?"),
     "parallel_servers": ("parallel_servers", "How do clients at once fare, beside llama.cpp's own server?"),
     "hostile": ("hostile", "How late are answers beside clients whose grammars explode?"),
+    "perplexity": (
+        "perplexity",
+        "Is the perplexity of real text that of llama.cpp, in every form of the split?",
+    ),
     "cards": ("cards", "What did users' cards give? (the table of docs/cards.md)"),
     "gpu": ("gpu_suite.visit", "Does everything work on a card, and how fast is it there?"),
     "pack": ("gpu_suite.pack", "What does a machine with a card and without a network need?"),

@@ -6,6 +6,7 @@ library has no OpenMP. Where no pool is attached, it makes and ends one for ever
 `--n-cpu-moe` each layer of experts is such a graph.
 
 `python -m bench cpu_lane` runs this file as a program: python -m bench.unpatched MODEL THREADS plain|repacked
+`python -m bench perplexity` runs it with "scores", and writes pieces of text as JSON to its input.
 """
 
 from __future__ import annotations
@@ -217,11 +218,30 @@ def batches(decoder: Decoder) -> dict[str, float]:
     }
 
 
+def scores(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
+    """Return the log probability of each token after the first, evaluated in batches of 64 tokens."""
+    decoder.forget(0)
+    found: list[float] = []
+    for at in range(0, len(tokens) - 1, 64):
+        following = tokens[at + 1 : at + 65]
+        decoder.decode(tokens[at : at + len(following)], at, logits="all")
+        rows = decoder.rows(len(following)).astype(np.float64)
+        rows -= rows.max(1, keepdims=True)
+        chosen = rows[np.arange(len(following)), following] - np.log(np.exp(rows).sum(1))
+        found += chosen.tolist()
+    return found
+
+
 def main() -> None:
     """Print the figures as JSON."""
     path, n_threads, form = sys.argv[1:]
     start()
-    print(json.dumps(batches(Model(path, ThreadPool(int(n_threads)), repack=form == "repacked"))), flush=True)
+    pool = ThreadPool(int(n_threads))
+    if form == "scores":
+        pieces, model = json.load(sys.stdin), Model(path, pool, repack=False)
+        print(json.dumps([each for piece in pieces for each in scores(model, piece)]), flush=True)
+    else:
+        print(json.dumps(batches(Model(path, pool, repack=form == "repacked"))), flush=True)
     os._exit(0)  # the library's objects are not freed one by one
 
 

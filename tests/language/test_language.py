@@ -30,7 +30,7 @@ def model() -> Path:
 
 def said(folder: Path, *command: object, **environment: str) -> dict[str, Any]:
     done = outcome(command, folder, **environment)
-    assert done.code == 0, done.stderr
+    assert done.code == 0, done.err
     return json.loads(done.out)
 
 

@@ -9,6 +9,7 @@ README.md describes the model and how well it speaks.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from spac.errors import InputError, SpacError
@@ -28,6 +29,8 @@ def split(args: argparse.Namespace) -> None:
         raise InputError(f"--used: {args.used} of {args.experts} experts cannot be used")
     if args.shared < 1:
         raise InputError("--shared: at least 1, since the architecture has shared experts")
+    if args.threads < 1:
+        raise InputError("--threads: at least 1")
     dense = Dense(args.model or fetch())
     size = dense.size(args.experts, args.shared)
     written = "\n\n".join(
@@ -47,7 +50,7 @@ def split(args: argparse.Namespace) -> None:
     )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.split_dense",
         description=__doc__,
@@ -67,7 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=physical_cores())
     try:
-        split(parser.parse_args())
+        split(parser.parse_args(argv))
     except (SpacError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 
