@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from contextlib import closing
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from spac import _library
 from spac.config import EngineConfig, SamplingConfig
 from spac.costs import store
 from spac.engine import Engine, own_drafts
@@ -17,6 +19,7 @@ from spac.errors import InputError
 from spac.governor import RooflineGovernor
 from spac.llama_cpp_python.llama import Llama
 from spac.model.gguf.check import check_model
+from tools.models import FAMILIES
 
 SMALL = {"slots": 4, "threads": 1, "ctx": 256}
 ENDLESS = SamplingConfig(temp=0.0, ignore_eos=True)
@@ -114,3 +117,28 @@ def test_what_is_kept_is_of_the_layers_that_were_loaded(mtp, measured, monkeypat
             assert not [note for note in engine.notes if "cold" in note]
             assert engine._expert_cache.costs.measured == known
     assert len(list(measured.glob("state-*"))) == len(list(measured.glob("costs-*"))) == 2
+
+
+def versions(engine: Engine) -> int:
+    """Return the number of versions that the target's context keeps of a state."""
+    library = ctypes.CDLL(str(_library.library_path()))
+    return library.llama_n_rs_seq(ctypes.c_void_p(engine._pair.target_context.pointer))
+
+
+def test_a_state_goes_back_over_refused_drafts(tiny_model, measured):
+    """A hybrid keeps versions of its state. Prompts that end earlier or go on elsewhere get their own."""
+    path = tiny_model("qwen35moe", FAMILIES["qwen35moe"].default.with_prediction())
+    begin = list(range(40, 70))
+    prompts = [begin, begin[:-1], begin[:-2], begin[:-3], [*begin[:-2], 33, 34], begin, [*begin, 35]]
+    texts = []
+    for draft_type, parallel in (("none", 1), ("draft-mtp", 1), ("draft-mtp", 2)):
+        drafts = {"draft_type": draft_type, "draft_length": None if draft_type == "none" else 3}
+        options = {**SMALL, **drafts, "parallel": parallel}
+        with Engine(EngineConfig(path, **options, sampling=ENDLESS)) as engine:
+            assert versions(engine) == (3 if draft_type != "none" and parallel == 1 else 0)
+            texts.append([])
+            for n, prompt in enumerate(prompts):
+                generation = engine.generate(prompt, 3 + 5 * (n % 3))
+                list(generation)
+                texts[-1].append(generation.tokens)
+    assert texts[0] == texts[1] == texts[2]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from spac import _core
 from spac.config import EngineConfig
 from spac.config.context import WHOLE_TYPES
+from spac.config.engine import LONGEST_MTP
 from spac.config.values import StreamBatch
 from spac.errors import InputError, SpacError
 from spac.model import kernels
@@ -190,9 +191,13 @@ class ModelPair:
     def _target_fields(self) -> dict[str, Any]:
         """Return the fields of the target's context that the pair needs."""
         self.n_sequences = self.placement.n_sequences()
-        # A recurrent memory keeps no versions (n_rs_seq), because it forgets which batch one is of.
-        rows = {} if self._all_rows else target_rows(self._config, self.n_sequences)
-        return {**rows, **sequence_values(self._config, self.n_sequences)}
+        config, n = self._config, self.n_sequences
+        rows = {} if self._all_rows else target_rows(config, n)
+        # A recurrent memory forgets which batch a version of its state is of. Those of short drafts are safe
+        # for the loop's only sequence, which goes back within the last window, or to a checkpoint.
+        own = self._loader is None and n == 1 and config.draft_types == ("draft-mtp",)
+        versions = {"n_rs_seq": config.longest_draft} if own and config.longest_draft <= LONGEST_MTP else {}
+        return {**rows, **versions, **sequence_values(config, n)}
 
     def _open_target_context(self) -> None:
         """Make the context of a target that the pair has loaded."""
