@@ -205,6 +205,14 @@ def test_equal_twins_are_equal_bytes(twin: tuple[Path, Path], tmp_path: Path) ->
     assert other.read_bytes() != twin[0].read_bytes()
 
 
+def test_a_sparse_twin_is_the_whole_ones_header(twin: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "sparse.gguf"
+    assert main(["tiny", str(path), "--sparse"]) == 0
+    whole, sparse = (replace(check_model(each), path=path) for each in (twin[0], path))
+    assert sparse == whole
+    assert path.stat().st_blocks * 512 < twin[0].stat().st_blocks * 512 / 2
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     model = MODELS["tiny"]
 
