@@ -33,6 +33,9 @@ double * row(const LogisticState & s, int feature) {
     return s.features + static_cast<size_t>(feature) * s.n_layer * s.n_expert;
 }
 
+// The number of features that are written. Those of absent sources of transitions come last.
+int n_written(const LogisticState & s) { return n_features - n_most_sources + s.transitions.n_source; }
+
 void check(const LogisticState & s, const LogisticStep & step) {
     int32_t most = -1;
     for (int i = 0; step.routes != nullptr && i < s.n_layer * step.n_token * step.n_used; ++i) {
@@ -72,7 +75,7 @@ class Gradient {
             errors_[e] = exists[e] * (p[e] - is_positive(demand[first + e]));
             n_real_ += exists[e];
         }
-        for (int f = 0; f < n_features; ++f) {
+        for (int f = 0; f < n_written(s); ++f) {
             sums_[f] += product(errors_.data(), row(s, f) + first, s.n_expert);
         }
         sums_[n_features] += std::accumulate(errors_.begin(), errors_.end(), 0.0);
@@ -162,7 +165,7 @@ void predict(const LogisticState & s, const LogisticStep & step, int first, int3
     const double * const w = s.weights;
     double * const       p = s.probability + first;
     std::fill_n(p, s.n_expert, w[n_features]);
-    for (int f = 0; f < n_features; ++f) {
+    for (int f = 0; f < n_written(s); ++f) {
         const double * const x = row(s, f) + first;
         for (int e = 0; e < s.n_expert; ++e) {
             p[e] += w[f] * x[e];

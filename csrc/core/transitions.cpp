@@ -120,12 +120,8 @@ void Transitions::write(double * features) const {
         odds[i]     = (chance[i] + floor_f) / (1 - chance[i] + floor_f);
         features[i] = logarithm(odds[i]);
     }
-    for (int s = 0; s < n_most_sources; ++s) {
-        if (s < n_source) {
-            write_lift(*this, s, chance, odds, mean, features + (1 + s) * n);
-        } else {
-            std::fill_n(features + (1 + s) * n, n, 0.0);
-        }
+    for (int s = 0; s < n_source; ++s) {
+        write_lift(*this, s, chance, odds, mean, features + (1 + s) * n);
     }
 }
 
