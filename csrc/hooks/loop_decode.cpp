@@ -166,10 +166,8 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     SpanScope scope(*trace_, Activity::verify);
     scope.span.count = n_tokens;
     const auto start = Clock::now();
-    if (draft_ns_ == 0) {
-        start_ = start;
-    }
     if (!has_drafted_) {
+        start_ = start;
         if (drafts_ != nullptr) {
             drafts_->pass();
         }

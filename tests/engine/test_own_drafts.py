@@ -16,7 +16,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.costs import store
 from spac.engine import Engine, own_drafts
 from spac.errors import InputError
-from spac.governor import RooflineGovernor
+from spac.governor import BatchGovernor, RooflineGovernor
 from spac.llama_cpp_python.llama import Llama
 from spac.model.gguf.check import check_model
 from tools.models import FAMILIES
@@ -106,6 +106,24 @@ def test_the_last_choice_counts(mtp, measured, monkeypatch, length, types):
         monkeypatch.setattr(RooflineGovernor, "about", {"steps": 100, "draft_length": n})
         own_drafts.keep_choice(config, info, governor)
     assert own_drafts.with_own_drafts(EngineConfig(mtp), info, []).draft_types == types
+
+
+def test_a_steps_time_begins_with_the_step(mtp, measured, monkeypatch):
+    """These layers read verified tokens too. A step without a draft does not begin with the last draft."""
+    seconds, observe = [], BatchGovernor.observe
+
+    def noted(self, lengths, step, step_s):
+        seconds.append(step_s)
+        observe(self, lengths, step, step_s)
+
+    monkeypatch.setattr(BatchGovernor, "observe", noted)
+    begun = time.perf_counter()
+    with Engine(EngineConfig(mtp, **SMALL, draft_type="draft-mtp", sampling=ENDLESS)) as engine:
+        for length in (2, 0):
+            engine.fix_draft_length(length)
+            list(engine.generate("def f(", 40))
+    assert len(seconds) > 40
+    assert sum(seconds) < time.perf_counter() - begun
 
 
 def test_what_is_kept_is_of_the_layers_that_were_loaded(mtp, measured, monkeypatch):

@@ -16,6 +16,8 @@ from tests.exec.conftest import EXEC, outcome
 from tools.split_dense.fetch import fetch, split_model
 from tools.split_dense.text import HELD_OUT, docstrings
 
+pytestmark = pytest.mark.nightly
+
 APP = Path(__file__).with_name("dialogues.py")
 N_SCORED = 128
 

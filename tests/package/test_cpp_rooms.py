@@ -21,8 +21,8 @@ BACKEND = (
 )  # fmt: skip
 """The folders of csrc/backend, low to high."""
 OF_THE_WHOLE = (
-    "architectures", "conversations", "docs", "examples", "fuzz", "native", "package", "patches", "together",
-    "tools", "vulkan",
+    "architectures", "conversations", "docs", "examples", "fuzz", "language", "native", "package", "patches",
+    "together", "tools", "vulkan",
 )  # fmt: skip
 """Folders of tests that belong to no single folder of the code."""
 
