@@ -11,6 +11,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader, quants
 
+from spac.config import EngineConfig, SamplingConfig
+from spac.engine import Engine
 from spac.model.c_api import Model
 from spac.model.gguf.check import check_model
 from tests.conftest import AGREEMENT
@@ -105,6 +107,28 @@ def test_every_family_writes_its_chain(name: str, tmp_path: Path) -> None:
     assert (info.n_expert, info.n_expert_used) == (MODELS[name].shape.n_expert, MODELS[name].shape.n_used)
     tokens, _, _ = run(path, 24, start=100)
     assert in_chain(tokens, 100, make_vocabulary(LEAST, 0).n_chain) == 1
+
+
+def test_a_prediction_layer_knows_the_chosen_share(tmp_path: Path) -> None:
+    name = "qwen3.6-35b-a3b"
+    model = MODELS[name].narrow(128, LEAST)
+    model = replace(model, shape=replace(model.shape, n_layer=sum(model.period))).with_prediction()
+    path = write_twin(tmp_path / "twin.gguf", Twin(name, model, model.mix, Drift(0.7, 0.95), prediction=0.6))
+    config = EngineConfig(
+        path, device="cpu", threads=1, ctx=512, draft_type="draft-mtp", draft_length=1, parallel=1,
+        sampling=SamplingConfig(temp=0.0, ignore_eos=True),
+    )  # fmt: skip
+    with Engine(config) as engine:
+        generation = engine.generate([100], 200)
+        list(generation)
+    assert in_chain(generation.tokens, 100, make_vocabulary(LEAST, 0).n_chain) == 1
+    assert generation.stats.acceptance == pytest.approx(0.6, abs=0.12)
+
+
+def test_models_without_a_prediction_layer_are_refused() -> None:
+    for name in ("qwen3.8-flash-next", "deepseek-v4-flash", "gpt-oss-120b"):
+        with pytest.raises(ValueError, match="--mtp: there are no twins of"):
+            MODELS[name].with_prediction()
 
 
 # The tokenizer

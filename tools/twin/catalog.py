@@ -46,8 +46,8 @@ class Named:
 
     def with_prediction(self) -> Named:
         """Return this model with a layer for multi-token prediction (MTP)."""
-        if "mtp" not in FAMILIES[self.family].options:
-            raise ValueError(f"--mtp: {self.family} has no prediction layer with experts")
+        if "mtp" not in FAMILIES[self.family].options or self.period[0]:
+            raise ValueError(f"--mtp: there are no twins of {self.family} with a prediction layer")
         return replace(self, shape=self.shape.with_prediction())
 
     def family_metadata(self) -> Metadata:
@@ -142,7 +142,7 @@ MODELS: dict[str, Named] = {
         "deepseek4",
         Shape(n_layer=43, n_embd=4096, n_head=64, n_head_kv=1, head_dim=512, n_ff=0, n_expert=256, n_used=6,
               n_ff_exp=2048, n_swa=128, n_ctx=1048576, n_vocab=129280),
-        {"hash_layer_count": 3, "attention.compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+        {"hash_layer_count": 3, "attention.compress_ratios": [0, 0, *[4, 128] * 20, 4],
          "hyper_connection.sinkhorn_iterations": 20},
         "joyai-llm", mix="mxfp4", draft="qwen3-0.6b",
         wide={"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
