@@ -11,7 +11,7 @@ def test_the_demo_pair_runs_by_itself(spac_run):
     stats = outcome.stats
     assert stats["generated_tokens"] > 0
     assert stats["draft_types"] == ["draft-simple"]
-    assert 0 < stats["acceptance"] < 1
+    assert 0 < stats["acceptance"] <= 1  # a short text may be all that was foreseen
     assert 0 < stats["gpu_share"] < 1
     assert stats["uploads"] >= stats["slots_resident"] > 0
 

@@ -104,7 +104,7 @@ def test_a_short_name_is_a_repository():
     for model in MODELS:
         assert known.hub_name(model.name) == model.hub == known.hub_name(model.name.upper())
         assert "/" in Name.parse(model.name).repo
-        assert model.file_size > model.expert_bytes > 0.8 * model.file_size
+        assert model.device_bytes > model.expert_bytes > 0.8 * model.device_bytes
 
 
 # spac models

@@ -123,6 +123,7 @@ def _observe(
     core: Any, experts: Any, context: Any, case: Case, run: Run
 ) -> tuple[dict[str, Logits], dict[str, Any]]:
     """Do one run. Return its steps' logits, the residency before it and its statistics."""
+    experts.settle(30.0)  # the copies of a run before, whose plans moved, are not this one's
     before = dict(experts.stats)
     resident, mover = _place(experts, run)
     core.set_launch_ahead(run.ahead)
