@@ -41,6 +41,8 @@ def dialogue(llm: Llama, questions: tuple[str, ...], system: str = "", **more: A
     for question in questions:
         messages.append(turn("user", question))
         options = {"max_tokens": 10, "temperature": 0, **more}
+        # The libraries keep different parts of an earlier prompt, and rounding follows the batches.
+        llm.reset()
         choice = llm.create_chat_completion(messages, **options)["choices"][0]
         said, call = choice["message"]["content"] or "", choice["message"].get("function_call")
         messages.append(turn("assistant", said))
