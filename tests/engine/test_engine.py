@@ -9,6 +9,7 @@ import pytest
 from spac.config import SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
+from spac.model import c_api
 from spac.scheduler import Event, Plan, Scheduler
 from tests.engine.conftest import config, text_of
 from tests.threads import n_threads
@@ -42,6 +43,15 @@ def test_two_engines_do_not_meet(target, tiny_model):
             next(second, None)
         assert text == alone
         assert a.n_experts != b.n_experts
+
+
+def test_warnings_of_a_model_before_are_not_this_ones(target):
+    c_api.listen()
+    c_api._on_log(3, b"spac: the block of a model before\n")
+    with Engine(config(target)) as engine:
+        assert not any("model before" in note for note in engine.notes)
+        c_api._on_log(3, b"spac: of this model\n")
+        assert engine.notes[-1] == "of this model"
 
 
 def test_an_engine_generates_again_and_keeps_what_it_has_read(engine):

@@ -108,6 +108,54 @@ def test_the_last_choice_counts(mtp, measured, monkeypatch, length, types):
     assert own_drafts.with_own_drafts(EngineConfig(mtp), info, []).draft_types == types
 
 
+def test_a_draft_model_and_the_own_layers_take_turns(mtp, tiny_model, measured, monkeypatch):
+    """The draft model is first, the own layers are second, and the faster of both is third."""
+    draft = tiny_model("qwen3moe")
+    chosen: list[tuple[str, ...]] = []
+    for _ in range(3):
+        with Engine(EngineConfig(mtp, draft=draft, **SMALL, sampling=ENDLESS)) as engine:
+            chosen.append(engine.config.draft_types)
+            assert any(f"in place of {draft.name}" in note for note in engine.notes) == (
+                engine.config.draft is None
+            )
+            list(engine.generate("def f(", 140))
+    assert chosen[:2] == [("draft-simple",), ("draft-mtp",)]
+    entries = [store.read(path) for path in measured.glob("drafts-*")]
+    speeds = {bool(entry.key["draft"]): entry.value["tokens_per_second"] for entry in entries}
+    assert len(speeds) == 2
+    asked, info = EngineConfig(mtp, draft=draft), check_model(mtp)
+    faster = "draft-simple" if speeds[True] >= speeds[False] else "draft-mtp"
+    assert own_drafts.with_own_drafts(asked, info, []).draft_types == (faster,)
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "options", "draft"),
+    [
+        (20.0, 30.0, {}, False),
+        (30.0, 20.0, {}, True),
+        (None, 30.0, {}, True),  # the user's choice comes first
+        (30.0, None, {}, False),
+        (20.0, 30.0, {"draft_type": "draft-simple"}, True),
+        (20.0, 30.0, {"draft_length": 2}, True),
+        (20.0, 30.0, {"scheduler": "sp-moe"}, True),  # reads the draft model's states
+    ],
+)
+def test_the_faster_way_drafts(mtp, tiny_model, measured, monkeypatch, given, own, options, draft):
+    path, info, notes = tiny_model("qwen3moe"), check_model(mtp), []
+    for speed, config in (
+        (given, EngineConfig(mtp, draft=path)),
+        (own, EngineConfig(mtp, draft_type="draft-mtp")),
+    ):
+        if speed is not None:
+            about = {"steps": 100, "draft_length": 1, "tokens_per_second": speed}
+            monkeypatch.setattr(RooflineGovernor, "about", about)
+            own_drafts.keep_choice(config, info, RooflineGovernor(3))
+    config = own_drafts.with_own_drafts(EngineConfig(mtp, draft=path, **options), info, notes)
+    assert config.draft == (path if draft else None)
+    assert config.draft_types == (("draft-simple",) if draft else ("draft-mtp",))
+    assert [path.name in note for note in notes] == ([] if draft else [True])
+
+
 def test_a_steps_time_begins_with_the_step(mtp, measured, monkeypatch):
     """These layers read verified tokens too. A step without a draft does not begin with the last draft."""
     seconds, observe = [], BatchGovernor.observe

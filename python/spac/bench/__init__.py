@@ -122,7 +122,8 @@ class Bench:
         from spac.engine.own_drafts import with_own_drafts
         from spac.model.gguf.check import check_model
 
-        base = with_own_drafts(base, check_model(Path(base.target)), [])
+        if base.draft is None:  # A draft model that is given is what shall be measured.
+            base = with_own_drafts(base, check_model(Path(base.target)), [])
         candidates = self._candidates(base)
         # This import loads the library. Bad options are reported before that.
         from spac.bench.measure import Measurement, with_threads

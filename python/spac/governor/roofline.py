@@ -119,11 +119,16 @@ class RooflineGovernor(Governor):
 
     @property
     def about(self) -> dict[str, float]:
-        """The steps so far, the length in force and the share of first drafts accepted; empty at first."""
+        """The steps so far, the length in force, its speed, and the share of first drafts accepted.
+
+        The speed is in tokens per second. The dictionary is empty before the first decision.
+        """
         if self.curve is None:
             return {}
         acceptance = round(float(self._accept.estimate()[0][0]), 3)
-        return {"steps": self._step, "draft_length": self._k, "acceptance": acceptance}
+        speed = round(self._tokens[self._k] / (self._cycle[self._k] * self._speed.factor), 3)
+        return {"steps": self._step, "draft_length": self._k, "acceptance": acceptance,
+                "tokens_per_second": speed}  # fmt: skip
 
     # Observations
 

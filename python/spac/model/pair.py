@@ -15,7 +15,7 @@ from spac.config.engine import LONGEST_MTP
 from spac.config.values import StreamBatch
 from spac.errors import InputError, SpacError
 from spac.model import kernels
-from spac.model.c_api import MTP, Context, Model
+from spac.model.c_api import MTP, Context, Model, take_notices
 from spac.model.fit_layers import load_what_fits
 from spac.model.gguf.check import check_model
 from spac.model.gguf.info import ModelInfo
@@ -98,6 +98,7 @@ class ModelPair:
         needs only those of its longest verification. Raises InputError, OutOfMemoryError or SpacError, with
         one line. Nothing stays loaded then.
         """
+        take_notices()  # an earlier model's warnings are not this one's
         self._progress, self._loader = progress, loader
         self._all_rows = all_rows if loader is None else loader.all_rows
         self._closing = ExitStack()
