@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.models import FAMILIES, LOADER_FAMILIES, Shape
 from tools.models.families import Metadata
-from tools.models.parts import Tensor
+from tools.models.parts import Tensor, matrix
 from tools.twin.drift import Drift
 
 _WORDS = re.compile(r"^token_embd|^output\.weight|tid2eid|shared_head_head")
@@ -46,9 +46,12 @@ class Named:
 
     def with_prediction(self) -> Named:
         """Return this model with a layer for multi-token prediction (MTP)."""
-        if "mtp" not in FAMILIES[self.family].options or self.period[0]:
+        if "mtp" not in FAMILIES[self.family].options:
             raise ValueError(f"--mtp: there are no twins of {self.family} with a prediction layer")
-        return replace(self, shape=self.shape.with_prediction())
+        metadata = dict(self.metadata)
+        if ratios := metadata.get(_RATIOS):  # a prediction layer compresses nothing
+            metadata[_RATIOS] = [*ratios[: self.shape.n_layer], 0]
+        return replace(self, shape=self.shape.with_prediction(), metadata=metadata)
 
     def family_metadata(self) -> Metadata:
         """Return all keys without the architecture's prefix."""
@@ -63,9 +66,13 @@ class Named:
         first, length = self.period
         asked = replace(s, n_layer=first + length + s.option("mtp"), n_expert=s.n_used, n_vocab=0)
         more = {**self.metadata, **self.wide}
+        if isinstance(ratios := more.get(_RATIOS), list):
+            more[_RATIOS] = [*ratios[: first + length], *ratios[s.n_layer - s.option("mtp") :]]
         own = replace(family, more=lambda s: {**family.more(s), **more})
         # A prediction layer embeds with the model's table, and has a head of its own.
         found = [self._sized(each) for each in own.tensors(asked, 0) if "embed_tokens" not in each.name]
+        if s.option("mtp") and not any("shared_head_head" in each.name for each in found):
+            found.append(matrix(f"blk.{first + length}.nextn.shared_head_head", s.n_vocab, s.n_embd))
         layers = [each for each in found if each.name.startswith("blk.")]
         like = [il if il < first else first + (il - first) % length for il in range(s.n_layer)]
         like[s.n_layer - s.option("mtp") :] = range(first + length, asked.n_layer)
@@ -83,6 +90,7 @@ class Named:
         return replace(tensor, shape=(n, *tensor.shape[1:]))
 
 
+_RATIOS = "attention.compress_ratios"
 _QWEN3 = {"rope.freq_base": 1e6}
 # Hybrids: every fourth layer has attention, the others a state of gated delta nets.
 _QWEN35 = {"rope.freq_base": 1e7, "full_attention_interval": 4, "ssm.inner_size": 128}
@@ -142,7 +150,7 @@ MODELS: dict[str, Named] = {
         "deepseek4",
         Shape(n_layer=43, n_embd=4096, n_head=64, n_head_kv=1, head_dim=512, n_ff=0, n_expert=256, n_used=6,
               n_ff_exp=2048, n_swa=128, n_ctx=1048576, n_vocab=129280),
-        {"hash_layer_count": 3, "attention.compress_ratios": [0, 0, *[4, 128] * 20, 4],
+        {"hash_layer_count": 3, _RATIOS: [0, 0, *[4, 128] * 20, 4],
          "hyper_connection.sinkhorn_iterations": 20},
         "joyai-llm", mix="mxfp4", draft="qwen3-0.6b",
         wide={"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
