@@ -21,7 +21,7 @@ enum class Activity : int32_t {
     prefill,      // count: tokens
     draft,        // count: tokens drafted
     verify,       // count: tokens verified
-    observe,      // the draft model reads what the target has verified; count: tokens
+    observe,      // the scheduler and the governor hear of a finished step
     sample,       // count: draft tokens accepted
     layer,        // one MoE block on the thread that decodes; layer, count: tokens
     host_wait,    // the wait for a block's ids and input; layer

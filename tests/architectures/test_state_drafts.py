@@ -9,16 +9,10 @@ from __future__ import annotations
 import pytest
 
 from tests.architectures.test_families import moe_blocks
-from tools.compare import Case, Run, Settings, compare
+from tests.architectures.test_mtp import RUNS
+from tools.compare import Case, Settings, compare
 from tools.models import DRAFT_FAMILIES, write_model
 
-RUNS = (
-    Run("none", 0.0),
-    Run("a quarter", 0.25, seed=1),
-    Run("all", 1.0, seed=2),
-    Run("moving", 0.5, seed=3, moving=True),
-    Run("prompts in turns", 0.25, seed=5, stream_tokens=20),
-)
 PAIRS = [(target, draft) for target in ("gpt-oss", "qwen35moe") for draft in DRAFT_FAMILIES]
 PAIRS.append(("deepseek4", "dflash-moe"))
 NAMES = [f"{target}, {draft}" for target, draft in PAIRS]
