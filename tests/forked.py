@@ -1,12 +1,14 @@
 """Run spac's programs in processes that are forked from one that has imported them.
 
 Imports take most of the time of a short run. Everything else is as a user starts it: a process of its own,
-with its arguments, environment, folder, streams and exit code. ``python -m tests.forked FD`` is the process
-that forks. It takes jobs from the socket FD, and answers with their processes' numbers and exit codes.
+with its arguments, environment, folder, streams and exit code. ``python -m tests.forked FD MODULES`` is the
+process that forks, after it has imported the modules. It takes jobs from the socket FD, and answers with
+their processes' numbers and exit codes.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -71,13 +74,14 @@ class Process:
 class Programs:
     """Starter of programs in processes that share their imports."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str] = IMPORTED, **env: str) -> None:
+        """Import modules in a process with these further variables."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked", str(theirs.fileno())], cwd=ROOT,
+                [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *imported], cwd=ROOT,
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **env},
             )  # fmt: skip
         self._socket.settimeout(TIMEOUT_S)
 
@@ -129,6 +133,17 @@ class Programs:
         self._process.wait()
 
 
+@cache
+def reference(library: Path) -> Programs:
+    """Return the starter of programs that use an unpatched library."""
+    closing = contextlib.ExitStack()
+    atexit.register(closing.close)
+    folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+    (folder / "libmtmd.so").symlink_to(library / "libllama.so")
+    libraries = {"LLAMA_CPP_LIB_PATH": str(library), "MTMD_CPP_LIB": str(folder), "PYTHONPATH": str(ROOT)}
+    return closing.enter_context(Programs(("llama_cpp.mtmd_cpp", "tools.compare.decoder"), **libraries))
+
+
 def _given(stdin: bytes | None) -> IO[bytes]:
     """Return a pipe that ends after `stdin`, or the null device."""
     if stdin is None:
@@ -161,11 +176,11 @@ def serve(jobs: socket.socket) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    for module in IMPORTED:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # otherwise each process goes through all objects of the imports when it ends
-    del sys.modules["spac.run"]  # run_module executes it
+    sys.modules.pop("spac.run", None)  # run_module executes it
     with socket.socket(fileno=int(sys.argv[1])) as jobs:
         job = serve(jobs)
     if job is not None:
