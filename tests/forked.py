@@ -134,6 +134,26 @@ class Programs:
 
 
 @cache
+def workers(library: Path | None) -> Programs:
+    """Return the starter of tools.compare's workers: of an unpatched library, or of spac's for None."""
+    if library is not None:
+        return reference(library)
+    made = Programs(("spac._core", "tools.compare.decoder"))
+    atexit.register(made.__exit__, None, None, None)
+    return made
+
+
+def run_worker(library: str, job: Any, folder: Path, lib_path: Path | None = None) -> Any:
+    """Run a job as tools.compare does, in a process that has imported the library already."""
+    from tools.compare import driver
+
+    def start(words: list[str], env: Mapping[str, str], _: float) -> subprocess.CompletedProcess[bytes]:
+        return workers(lib_path).run("tools.compare.worker", words, ROOT, env, None)
+
+    return driver.run_worker(library, job, folder, lib_path=lib_path, start=start)
+
+
+@cache
 def reference(library: Path) -> Programs:
     """Return the starter of programs that use an unpatched library."""
     closing = contextlib.ExitStack()

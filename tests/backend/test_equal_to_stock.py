@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.compare import HALF, Case, Job, Run, Settings, compare, run_worker
+from tests.forked import run_worker
+from tools.compare import HALF, Case, Job, Run, Settings, compare
 from tools.compare.driver import first_difference
 from tools.compare.script import LENGTHS
 from tools.models import Shape, exchange_experts, write_adapter
