@@ -86,11 +86,17 @@ class Programs:
         self._socket.settimeout(TIMEOUT_S)
 
     def run(
-        self, module: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stdin: bytes | None
+        self,
+        module: str,
+        arguments: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        stdin: bytes | IO[Any] | None,
+        stdout: IO[Any] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ``python -m module`` to its end. Without `stdin`, the stream is empty."""
         with _given(stdin) as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            pid = self._fork(module, arguments, cwd, env, (given, out, err))
+            pid = self._fork(module, arguments, cwd, env, (given, stdout or out, err))
             code = self._exit_code(pid)
             out.seek(0)
             err.seek(0)
@@ -164,10 +170,10 @@ def reference(library: Path) -> Programs:
     return closing.enter_context(Programs(("llama_cpp.mtmd_cpp", "tools.compare.decoder"), **libraries))
 
 
-def _given(stdin: bytes | None) -> IO[bytes]:
-    """Return a pipe that ends after `stdin`, or the null device."""
-    if stdin is None:
-        return open(os.devnull, "rb")
+def _given(stdin: bytes | IO[Any] | None) -> IO[bytes]:
+    """Return the file, a pipe that ends after the bytes, or the null device."""
+    if not isinstance(stdin, bytes):
+        return open(os.devnull if stdin is None else os.dup(stdin.fileno()), "rb")
     reader, writer = os.pipe()
     with open(writer, "wb") as file:
         file.write(stdin)  # less than a pipe holds
