@@ -1,12 +1,14 @@
 """Run spac's programs in processes that are forked from one that has imported them.
 
 Imports take most of the time of a short run. Everything else is as a user starts it: a process of its own,
-with its arguments, environment, folder, streams and exit code. ``python -m tests.forked FD`` is the process
-that forks. It takes jobs from the socket FD, and answers with their processes' numbers and exit codes.
+with its arguments, environment, folder, streams and exit code. ``python -m tests.forked FD MODULES`` is the
+process that forks, after it has imported the modules. It takes jobs from the socket FD, and answers with
+their processes' numbers and exit codes.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -71,22 +74,29 @@ class Process:
 class Programs:
     """Starter of programs in processes that share their imports."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str] = IMPORTED, **env: str) -> None:
+        """Import modules in a process with these further variables."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked", str(theirs.fileno())], cwd=ROOT,
+                [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *imported], cwd=ROOT,
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **env},
             )  # fmt: skip
         self._socket.settimeout(TIMEOUT_S)
 
     def run(
-        self, module: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stdin: bytes | None
+        self,
+        module: str,
+        arguments: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        stdin: bytes | IO[Any] | None,
+        stdout: IO[Any] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ``python -m module`` to its end. Without `stdin`, the stream is empty."""
         with _given(stdin) as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            pid = self._fork(module, arguments, cwd, env, (given, out, err))
+            pid = self._fork(module, arguments, cwd, env, (given, stdout or out, err))
             code = self._exit_code(pid)
             out.seek(0)
             err.seek(0)
@@ -129,10 +139,41 @@ class Programs:
         self._process.wait()
 
 
-def _given(stdin: bytes | None) -> IO[bytes]:
-    """Return a pipe that ends after `stdin`, or the null device."""
-    if stdin is None:
-        return open(os.devnull, "rb")
+@cache
+def workers(library: Path | None) -> Programs:
+    """Return the starter of tools.compare's workers: of an unpatched library, or of spac's for None."""
+    if library is not None:
+        return reference(library)
+    made = Programs(("spac._core", "tools.compare.decoder"))
+    atexit.register(made.__exit__, None, None, None)
+    return made
+
+
+def run_worker(library: str, job: Any, folder: Path, lib_path: Path | None = None) -> Any:
+    """Run a job as tools.compare does, in a process that has imported the library already."""
+    from tools.compare import driver
+
+    def start(words: list[str], env: Mapping[str, str], _: float) -> subprocess.CompletedProcess[bytes]:
+        return workers(lib_path).run("tools.compare.worker", words, ROOT, env, None)
+
+    return driver.run_worker(library, job, folder, lib_path=lib_path, start=start)
+
+
+@cache
+def reference(library: Path) -> Programs:
+    """Return the starter of programs that use an unpatched library."""
+    closing = contextlib.ExitStack()
+    atexit.register(closing.close)
+    folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+    (folder / "libmtmd.so").symlink_to(library / "libllama.so")
+    libraries = {"LLAMA_CPP_LIB_PATH": str(library), "MTMD_CPP_LIB": str(folder), "PYTHONPATH": str(ROOT)}
+    return closing.enter_context(Programs(("llama_cpp.mtmd_cpp", "tools.compare.decoder"), **libraries))
+
+
+def _given(stdin: bytes | IO[Any] | None) -> IO[bytes]:
+    """Return the file, a pipe that ends after the bytes, or the null device."""
+    if not isinstance(stdin, bytes):
+        return open(os.devnull if stdin is None else os.dup(stdin.fileno()), "rb")
     reader, writer = os.pipe()
     with open(writer, "wb") as file:
         file.write(stdin)  # less than a pipe holds
@@ -161,11 +202,11 @@ def serve(jobs: socket.socket) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    for module in IMPORTED:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # otherwise each process goes through all objects of the imports when it ends
-    del sys.modules["spac.run"]  # run_module executes it
+    sys.modules.pop("spac.run", None)  # run_module executes it
     with socket.socket(fileno=int(sys.argv[1])) as jobs:
         job = serve(jobs)
     if job is not None:

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tools.compare import Job, Run, compare, run_worker
+from tests.forked import run_worker
+from tools.compare import Job, Run, compare
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def reference(cases, reference_lib, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ours(cases, tmp_path_factory):
-    return run_worker("spac", Job(tuple(cases.values())), tmp_path_factory.mktemp("spac"), timeout=120)
+    return run_worker("spac", Job(tuple(cases.values())), tmp_path_factory.mktemp("spac"))
 
 
 @pytest.fixture(scope="module")

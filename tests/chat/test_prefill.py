@@ -4,6 +4,7 @@ is the text that follows."""
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -63,11 +64,17 @@ def form(engine):
     return ChatFormat(engine.target, THINKING)
 
 
+@pytest.fixture(scope="module")
+def form_of(engine):
+    """Return a function of a template's name. It keeps the forms, because it takes long to make one."""
+    sources = {**TEMPLATES, "thinking": THINKING, "channels": CHANNELS}
+    return cache(lambda name: ChatFormat(engine.target, sources[name]))
+
+
 @pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "not"])
 @pytest.mark.parametrize("name", [*TEMPLATES, "thinking", "channels"])
-def test_the_answer_is_what_is_new(engine, name, thinking):
-    source = {**TEMPLATES, "thinking": THINKING, "channels": CHANNELS}[name]
-    form = ChatFormat(engine.target, source)
+def test_the_answer_is_what_is_new(form_of, name, thinking):
+    form = form_of(name)
     fresh = form.prompt([USER], thinking=thinking).text
     if WITHOUT in name:
         with pytest.raises(InputError, match="refuses these messages: in its format, an answer cannot go on"):
@@ -90,8 +97,8 @@ def test_the_answer_is_what_is_new(engine, name, thinking):
 
 
 @pytest.mark.parametrize("name", sorted(REASONING & TEMPLATES.keys()))
-def test_a_reasoning_goes_on(engine, name):
-    form = ChatFormat(engine.target, TEMPLATES[name])
+def test_a_reasoning_goes_on(form_of, name):
+    form = form_of(name)
     prompt = on(form, begun(reasoning_content="Hmm, I "))
     assert prompt.text.endswith("Hmm, I ")
     assert read(form, prompt, "see") == ("", "see")

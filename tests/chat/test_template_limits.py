@@ -103,14 +103,14 @@ def test_long_conversations_are_within_the_limits(target):
     assert len(ChatFormat(target, THINKING).prompt(messages[:-1]).text) > 3_000_000
 
 
-@pytest.mark.parametrize("name", ["calls itself", "a long range"])
 @pytest.mark.parametrize("program", ["run", "chat", "serve", "doctor"])
-def test_programs(programs, templated, tmp_path, program, name):
+def test_programs(programs, templated, tmp_path, program):
     """A model's own template is replaced by a plain one, with a note."""
-    model = templated(HOSTILE[name][0])
+    source, fault = HOSTILE["calls itself"]
+    model = templated(source)
     words = [program, "-m", str(model), "--device", "cpu", "-c", "256", *ONE_THREAD]
     if program == "serve":
-        words = [*words, "--chat-template", HOSTILE[name][0], "--port", "0"]
+        words = [*words, "--chat-template", source, "--port", "0"]
     if program == "run":
         words += ["-p", "x", "-n", "1"]
     if program == "doctor":
@@ -119,4 +119,4 @@ def test_programs(programs, templated, tmp_path, program, name):
     said = done.stdout.decode() + done.stderr.decode()
     assert done.returncode in (0, 1, 2), said
     assert (done.returncode == 2) == (program == "serve"), said
-    assert program not in ("chat", "serve") or HOSTILE[name][1] in said, said
+    assert program not in ("chat", "serve") or fault in said, said

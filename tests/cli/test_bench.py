@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench import cards
+from bench.page import table
 from spac import demo
 from spac.bench import PROMPTS, main, submission
 from spac.bench.candidates import Candidate, combinations
@@ -230,6 +232,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def short_texts(monkeypatch):
+    """Measure short texts, with one thread."""
+    monkeypatch.setattr("spac.machine.cpu.physical_cores", lambda: 1)
     monkeypatch.setattr(submission, "TEXT_TOKENS", 8)
     monkeypatch.setattr(submission, "PROMPT_TOKENS", 64)
 
@@ -258,6 +262,20 @@ def test_figures_to_send_in(short_texts, tmp_path, capfd):
     more = 2 * found["model"]["expert_bytes"] // layers
     assert second["vram_bytes"] <= first["vram_bytes"] < second["vram_bytes"] + more
     assert len(mine["rounds"]) == len(other["rounds"]) > 1
+    assert_gives_a_row(found)
+
+
+def assert_gives_a_row(card):
+    """Check the row of a file in the documents' table of cards, and that the row replaces the old ones."""
+    cells = dict(zip(cards.HEAD, cards.row(card), strict=True))
+    assert cells["model"].startswith("qwen3moe, 32 experts, 0.0 GB, Q8_0")
+    assert f"{card['ratio']['median']:.2f}" in cells["ratio"]
+    assert cells["card"] == "no GPU"
+    page = f"before\n{cards.BEGIN}\nold\n{cards.END}\nafter\n"
+    text = cards.page_with(page, table(cards.HEAD, [cards.row(card)]))
+    assert text.startswith("before\n")
+    assert text.endswith(f"{cards.END}\nafter\n")
+    assert "old" not in text
 
 
 def test_without_a_device_both_systems_are_on_the_cpu(short_texts, bench):
@@ -266,6 +284,7 @@ def test_without_a_device_both_systems_are_on_the_cpu(short_texts, bench):
     found = json.loads(out)
     assert {each["expert_layers_on_cpu"] for each in found["systems"]} == {None}
     assert {each["system"] for each in found["systems"]} == {"spac", "llama.cpp"}
+    assert_gives_a_row(found)
 
 
 @pytest.mark.parametrize("n", [0, 2, 5])

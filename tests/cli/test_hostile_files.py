@@ -53,8 +53,10 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("program", "flag"), READ)
-@pytest.mark.parametrize("path", ["pipe", "/dev/full"])
+PATHS = ("pipe", "/dev/full")
+
+
+@pytest.mark.parametrize(("program", "flag", "path"), [(*each, PATHS[i % 2]) for i, each in enumerate(READ)])
 def test_files_that_are_read(programs, target, tmp_path, program, flag, path):
     os.mkfifo(tmp_path / "pipe")
     words = [program, *([flag] if flag else []), path]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +20,7 @@ from spac.model.devices import device_room
 from spac.model.gguf.check import check_model
 from spac.model.hub import Name
 from spac.model.known import MODELS
-from tests.cli.conftest import environment
+from tests.cli.conftest import Outcome, environment
 from tests.cli.options_page import parser_of
 from tests.costs.machine import costs
 from tests.model.hub_server import running
@@ -43,17 +41,15 @@ def hub(target, draft):
 
 
 @pytest.fixture
-def spac(hub, tmp_path):
+def spac(hub, programs, tmp_path):
     """Return `spac("run", "-hf", …)`, which runs a program with the hub and a cache of its own."""
 
     def run(*arguments, **env):
         home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "spac", *map(str, arguments)],
-            capture_output=True, text=True, timeout=120, env=environment(**home, **env),
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr
-        return done
+        done = programs.run("spac", [*map(str, arguments)], tmp_path, environment(**home, **env), None)
+        found = Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in found.err
+        return found
 
     return run
 
@@ -61,17 +57,16 @@ def spac(hub, tmp_path):
 def test_a_run_by_name_then_offline(spac, hub):
     words = ("run", "-p", "x", "-n", 3, "--stats", "none", "-t", 1, "--draft-max", 2, "-hf", "tiny/moe-GGUF")
     first = spac(*words, "-hfd", "tiny/draft", "--temp", 0)
-    assert first.returncode == 0, first.stderr
+    assert first.code == 0, first.err
     assert hub.ranges == ["", ""]
     for more in (["--offline"], []):
         again = spac(*words, "-hfd", "tiny/draft", "--temp", 0, *more, HF_HUB_OFFLINE="1")
-        assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
-    [row] = [row for row in json.loads(spac("models", "--json").stdout)["models"] if "moe" in row["name"]]
+        assert (again.code, again.out) == (0, first.out), again.err
+    [row] = [row for row in json.loads(spac("models", "--json").out)["models"] if "moe" in row["name"]]
     assert (row["name"], row["experts"], row["expert_layers"]) == ("tiny/moe-GGUF:Q4_K_M", 5, 3)
     refused = spac(*words[:-2], "-hf", "tiny/moe-GGUF:Q9")
-    assert refused.returncode == 2
     said = "spac run: error: tiny/moe-GGUF has no quantization 'Q9': it has Q4_K_M, Q8_0"
-    assert refused.stderr.strip().splitlines() == [said]
+    assert refused.refusal == said
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

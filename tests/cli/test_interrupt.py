@@ -122,13 +122,16 @@ for each in (signal.SIGINT, signal.SIGTERM):
     signal.signal(each, lambda *_: None)
 interrupt.end_at_second_signal(signal.SIGINT, signal.SIGTERM)
 """
-ENTERED = "interrupt.Interrupt(lambda: lambda: None, insistent={}).__enter__()"
+ENTERED = """
+interrupt._STUCK_S = 0.8
+interrupt.Interrupt(lambda: lambda: None, insistent={}).__enter__()
+"""
 
 
 @pytest.mark.parametrize(("prepare", "numbers", "wait_s"), [
     (HANDLED, (signal.SIGTERM, signal.SIGTERM), 0.6), (HANDLED, (signal.SIGTERM, signal.SIGINT), 0.6),
     (ENTERED.format(True), (signal.SIGINT, signal.SIGINT), 0.6),
-    (ENTERED.format(False), (signal.SIGINT, signal.SIGINT), 3.1),
+    (ENTERED.format(False), (signal.SIGINT, signal.SIGINT), 0.9),
 ])  # fmt: skip
 def test_a_second_signal_ends_what_runs_no_python(
     prepare: str, numbers: tuple[signal.Signals, signal.Signals], wait_s: float

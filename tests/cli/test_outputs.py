@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -24,12 +22,16 @@ def files(tmp_path, target, draft):
     return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
-def program(cwd, name, *arguments, **streams):
-    command = [sys.executable, "-m", "spac", name, *map(str, arguments)]
-    streams = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, **streams}
-    return subprocess.run(
-        command, cwd=cwd, stderr=subprocess.PIPE, text=True, timeout=60, env=environment(), **streams
-    )
+@pytest.fixture
+def program(programs, tmp_path):
+    """Return `program("run", "-p", "x", stdout=file)`, which runs in the folder of `files`."""
+
+    def run(name, *arguments, stdin=None, stdout=None):
+        words = [name, *map(str, arguments)]
+        done = programs.run("spac", words, tmp_path, environment(), stdin, stdout)
+        return done.returncode, done.stderr.decode()
+
+    return run
 
 
 TAKEN = {
@@ -39,55 +41,54 @@ TAKEN = {
 PAIR = ("-m", "target.gguf", "-md", "draft.gguf")
 
 
-def test_a_conversation_is_not_saved_over_what_the_chat_uses(tmp_path, files):
+def test_a_conversation_is_not_saved_over_what_the_chat_uses(program, tmp_path, files):
     (tmp_path / "in").write_text("".join(f"/save {name}\n" for name in (*TAKEN, "chat.json")))
     options = ("-q", "--chat-template-file", "t.jinja", "--state", "state", "--load", "chat.json")
     with (tmp_path / "in").open() as stdin:
-        done = program(tmp_path, "chat", *PAIR, *options, stdin=stdin)
-    assert done.returncode == 2
-    said = [line.split(" is ")[1] for line in done.stderr.splitlines()]
+        code, err = program("chat", *PAIR, *options, stdin=stdin)
+    assert code == 2
+    said = [line.split(" is ")[1] for line in err.splitlines()]
     assert said == [f"{other}: name another file" for other in TAKEN.values()]
     assert (tmp_path / "chat.json").read_bytes() != files.pop("chat.json")
     assert {name: (tmp_path / name).read_bytes() for name in files} == files
 
 
-def test_the_file_that_stdout_goes_to(tmp_path, files):
+def test_the_file_that_stdout_goes_to(program, tmp_path, files):
     run = ("run", *PAIR, "-p", "x", *GREEDY, "--threads", 1, "--stats-file")
     with (tmp_path / "out").open("w") as out:
-        done = program(tmp_path, *run, "out", stdout=out)
-        assert (done.returncode, "out is stdout" in done.stderr) == (2, True)
-        assert program(tmp_path, *run, "/dev/stdout", stdout=out).returncode == 0
+        code, err = program(*run, "out", stdout=out)
+        assert (code, "out is stdout" in err) == (2, True)
+        assert program(*run, "/dev/stdout", stdout=out)[0] == 0
     text, figures = (tmp_path / "out").read_text().rstrip("\n").rsplit("\n", 1)
     assert text
     assert figures.startswith('{"target"')
 
 
-def test_a_full_disk_names_stdout(tmp_path, files):
+def test_a_full_disk_names_stdout(program, files):
     with open("/dev/full", "w") as full:
         for name, *words in (("run", *PAIR, "-p", "x", *GREEDY), ("doctor",)):
-            done = program(tmp_path, name, *words, stdout=full)
             said = f"spac {name}: error: stdout: cannot be written: No space left on device\n"
-            assert (done.returncode, done.stderr) == (1, said)
+            assert program(name, *words, stdout=full) == (1, said)
 
 
-def test_prompts_that_are_no_utf8(tmp_path, files, spac_run):
+def test_prompts_that_are_no_utf8(program, tmp_path, files, spac_run):
     (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
     foreign, said = b"caf\xe9".decode("utf-8", "surrogateescape"), "byte 3 is not UTF-8"
     assert spac_run("-f", "latin1.txt", *GREEDY).error.startswith(f"spac run: error: latin1.txt: {said}")
     assert f"--prompt: {said}" in spac_run("-p", foreign, *GREEDY).error
     for name, *arguments in (("bench", "-f", "latin1.txt"), ("bench", "-p", foreign), ("run", "-f", "-")):
         with (tmp_path / "latin1.txt").open() as stdin:
-            done = program(tmp_path, name, *PAIR, *arguments, stdin=stdin)
-        assert (done.returncode, said in done.stderr) == (2, True)
+            code, err = program(name, *PAIR, *arguments, stdin=stdin)
+        assert (code, said in err) == (2, True)
     assert spac_run(*PAIR, "-e", "-p", r"caf\xe9", *GREEDY).code == 0  # a byte that is meant
 
 
-def test_a_message_that_is_no_utf8(tmp_path, files):
+def test_a_message_that_is_no_utf8(program, tmp_path, files):
     (tmp_path / "in").write_bytes(b"one\ncaf\xe9 \\\nagain\nthree\n/save said\n")
     with (tmp_path / "in").open() as stdin:
-        done = program(tmp_path, "chat", *PAIR, "-n", 2, "-q", "--threads", 1, "--temp", 0, stdin=stdin)
-    assert done.returncode == 2
-    assert done.stderr.startswith("spac chat: error: the message: byte 3 is not UTF-8")
+        code, err = program("chat", *PAIR, "-n", 2, "-q", "--threads", 1, "--temp", 0, stdin=stdin)
+    assert code == 2
+    assert err.startswith("spac chat: error: the message: byte 3 is not UTF-8")
     said = (tmp_path / "said").read_text()
     assert [word in said for word in ("one", "three", "again")] == [True, True, False]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import sys
 
 import gguf
 import numpy as np
 import pytest
 
-from tests.cli.conftest import ONE_THREAD, Outcome, environment
+from spac.cli import main
+from tests.cli.conftest import ONE_THREAD, Outcome
 from tools.models import write_projector
 from tools.models.projector import png
 
@@ -187,12 +190,16 @@ def state_of(folder):
 
 
 @pytest.mark.parametrize(("words", "said"), [*cases()])
-def test_bad_input_is_one_line(programs, files, words, said):
+def test_bad_input_is_one_line(files, words, said, monkeypatch, capfd):
     before = state_of(files)
-    if words[0] == "run":
-        words += ONE_THREAD
-    done = programs.run("spac", words, files, environment(), b"")
-    line = Outcome(done.returncode, done.stdout.decode(), done.stderr.decode()).refusal
+    monkeypatch.chdir(files)
+    with open(os.devnull) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        try:
+            code = main([*words, *(ONE_THREAD if words[0] == "run" else ())])
+        except SystemExit as ended:  # raised by argparse
+            code = ended.code
+    line = Outcome(code, *capfd.readouterr()).refusal
     assert line.startswith(f"spac {words[0]}: error: ")
     at = 0
     for part in said.split("*"):

@@ -189,7 +189,7 @@ def test_an_interrupt_while_it_starts(target, after_s, program):
 
 def test_a_second_interrupt_ends_a_graph_that_takes_long(target):
     process = start("-m", target, *ENDLESS, SPAC_SIMULATED_DEVICE="latency_us=5000000")
-    time.sleep(2)
+    time.sleep(1.2)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)

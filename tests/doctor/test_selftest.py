@@ -101,8 +101,8 @@ def test_a_process_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.GATE_TIMEOUT.name, "0")
     monkeypatch.setattr(selftest, "MECHANISMS", (MASKS, AHEAD))
     start = monotonic()
-    found = results(Faulty(AHEAD.name, 3.0, fault="no-signal"))[AHEAD.name]
-    assert (found.verdict, found.found) == ("no answer", "no answer within 3 s")
+    found = results(Faulty(AHEAD.name, 2.0, fault="no-signal"))[AHEAD.name]
+    assert (found.verdict, found.found) == ("no answer", "no answer within 2 s")
     assert monotonic() - start < 40
 
 

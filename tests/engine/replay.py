@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.forked import ROOT, reference
 from tools.compare import Case, Settings
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,8 @@ def replay_all(
 ) -> list[dict[str, Any]]:
     job, out = folder / "job.json", folder / "out.json"
     job.write_text(json.dumps([{**asdict(each), "settings": asdict(settings)} for each in recordings]))
-    env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.engine.replay", str(job), str(out)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    words = [str(job), str(out)]
+    done = reference(library).run("tests.engine.replay", words, ROOT, os.environ, None)
     assert done.returncode == 0, done.stderr[-4000:]
     results: list[dict[str, Any]] = json.loads(out.read_text())
     return results

@@ -17,7 +17,7 @@ PROMPT = "Once upon a time there was a small fox who lived in the wood. "
 
 @pytest.fixture(autouse=True)
 def slow_device():
-    _core.set_simulated_device(latency_us=2000)
+    _core.set_simulated_device(latency_us=1000)
 
 
 def generate(n_tokens: int, **options: Any) -> tuple[str, dict[str, int], int]:
@@ -40,10 +40,10 @@ def test_what_a_router_will_choose_is_read(router, tmp_path, monkeypatch):
     path = write_model(tmp_path / "model.gguf", family, shape)
     same_everywhere(path)
     monkeypatch.setenv(env.FORM.name, "ahead,no-early-rows")
-    text, stats, _ = generate(17, target=path, slots=0)
+    text, stats, _ = generate(9, target=path, slots=0)
     assert stats["early_bytes"] == stats["early"] == 0
     monkeypatch.setenv(env.FORM.name, "ahead,early-rows")
-    again, stats, expert_bytes = generate(17, target=path, slots=0)
+    again, stats, expert_bytes = generate(9, target=path, slots=0)
     assert again == text
     assert stats["early_right"] >= 0.97 * stats["early"]  # the copies of routers have 8 bits
     if family == "smallthinker":  # whose routers have an input of their own
@@ -59,7 +59,7 @@ def test_texts_stay_the_same(monkeypatch):
     found = []
     for form, lookahead in (("ahead,no-early-rows", 0), ("ahead,early-rows", 0), ("ahead,early-rows", 3)):
         monkeypatch.setenv(env.FORM.name, form)
-        text, stats, _ = generate(48, **options, lookahead=lookahead)
+        text, stats, _ = generate(32, **options, lookahead=lookahead)
         found.append((text, stats["early_bytes"] > 0))
     assert [text for text, _ in found] == [found[0][0]] * 3
     assert [read for _, read in found] == [False, True, True]

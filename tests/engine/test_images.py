@@ -3,10 +3,7 @@
 import ctypes
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from spac.engine import Engine
 from spac.errors import InputError, OutOfMemoryError
 from tests.engine.conftest import config, memory
+from tests.forked import reference
 from tools.models import write_projector
 from tools.models.projector import png
 
@@ -41,16 +39,13 @@ def files(tiny_model, tmp_path_factory):
 def expected(files, reference_lib, tmp_path_factory):
     """Return what the unpatched library says: its tokens and its last logits, by model."""
     folder = tmp_path_factory.mktemp("reference")
-    (folder / "libmtmd.so").symlink_to(reference_lib / "libllama.so")
     pictures = [folder / f"{i}.png" for i in range(len(IMAGES))]
     for path, data in zip(pictures, IMAGES, strict=True):
         path.write_bytes(data)
     jobs = [[*map(str, files[name]), PROMPT, [*map(str, pictures)], N] for name in MODELS]
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "tests.engine.reference_images", "jobs.json", "out.npz"]
-    libraries = {"LLAMA_CPP_LIB_PATH": str(reference_lib), "MTMD_CPP_LIB": str(folder)}
-    env = {**os.environ, **libraries, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    words = ["jobs.json", "out.npz"]
+    done = reference(reference_lib).run("tests.engine.reference_images", words, folder, os.environ, None)
     assert done.returncode == 0, done.stderr[-2000:]
     out = np.load(folder / "out.npz")
     return {name: (out[f"tokens{i}"].tolist(), out[f"logits{i}"]) for i, name in enumerate(MODELS)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -72,6 +73,7 @@ def run(governor, world: World, steps: int) -> list[int]:
 
 def share_of_best(world: World, chosen: list[int], longest: int) -> float:
     """Return the expected throughput of the lengths chosen, as a share of the best fixed length's."""
-    tokens = sum(world.tokens(k) for k in chosen)
-    seconds = sum(world.seconds(k) for k in chosen)
+    times = Counter(chosen)
+    tokens = sum(n * world.tokens(k) for k, n in times.items())
+    seconds = sum(n * world.seconds(k) for k, n in times.items())
     return tokens / seconds / world.best(longest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,13 @@ def answers():
     signature = "int(const void *, int, const void *, void *)"
     with answers_of(_ffi, "ggml_cpu_experts", signature) as given:
         yield given
+
+
+@cache
+def random_weights(ggml: Ggml, number: int, n_row: int, n_in: int, seed: int) -> bytes:
+    """Return quantized rows. They are kept, because it takes long to quantize them."""
+    rows = np.random.default_rng(seed).standard_normal((n_row, n_in), np.float32)
+    return ggml.quantize(number, rows)
 
 
 class Graph:
@@ -99,8 +107,7 @@ class Graph:
     def _product(self, kind: str, n_in: int, n_out: int, x: Any) -> Any:
         number = self.ggml.types[kind]
         weights = self.ggml.c.ggml_new_tensor_3d(self.context, number, n_in, n_out, N_EXPERT)
-        rows = self.rng.standard_normal((n_out * N_EXPERT, n_in), np.float32)
-        self.data.append((weights, self.ggml.quantize(number, rows)))
+        self.data.append((weights, random_weights(self.ggml, number, n_out * N_EXPERT, n_in, len(self.data))))
         product = self.ggml.c.ggml_mul_mat_id(self.context, weights, x, self.ids)
         if self.layer.biased:
             product = self.ggml.c.ggml_add_id(

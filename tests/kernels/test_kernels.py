@@ -154,26 +154,33 @@ def libraries(headers: Path, compiled_store: Path) -> dict[str, Path]:
     sources = [file for file in sorted((ROOT / "csrc/kernels").glob("*.cpp")) if file.name not in beside]
     sources.append(mine)
     sets = {name: flags for name, (flags, needed) in SETS.items() if has(needed)}
-    common = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC"]
+    common = ["-std=c++17", "-O0", "-ffp-contract=off", "-w", "-fPIC"]
 
     def make(folder: Path) -> None:
         objects = {
             (name, file): folder / f"{i}-{file.stem}.o" for i, name in enumerate(sets) for file in sources
         }
+        folders = [f"-I{ROOT / 'csrc'}", "-isystem", headers]
+        shared = {name: folder / f"{i}.h" for i, name in enumerate(sets)}
+        for header in shared.values():
+            header.write_text('#include "kernels/tile.h"\n#include <memory>\n#include <random>\n')
+        precompiling = [
+            [compiler(), *common, *sets[name], *folders, "-x", "c++-header", header, "-o", f"{header}.gch"]
+            for name, header in shared.items()
+        ]
         compiling = [
-            [compiler(), *common, *sets[name], f"-I{ROOT / 'csrc'}", "-isystem", headers, "-c", file,
-             "-o", out]
+            [compiler(), *common, *sets[name], *folders, "-include", shared[name], "-c", file, "-o", out]
             for (name, file), out in objects.items()
-        ]  # fmt: skip
+        ]
         linking = [
             [compiler(), "-shared", "-Wl,-Bsymbolic,-z,defs", *(objects[name, file] for file in sources),
              "-o", folder / f"{name}.so", _library.library_path()]
             for name in sets
         ]  # fmt: skip
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for commands in (compiling, linking):
+            for commands in (precompiling, compiling, linking):
                 list(pool.map(lambda words: subprocess.run(words, check=True, timeout=400), commands))
-        for out in objects.values():
+        for out in (*objects.values(), *folder.glob("*.gch")):
             out.unlink()
 
     files = [*sorted((ROOT / "csrc").rglob("*.h")), *sorted(headers.iterdir()), *sources]

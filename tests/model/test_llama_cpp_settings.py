@@ -17,7 +17,8 @@ from spac.config import EngineConfig
 from spac.errors import InputError, OutOfMemoryError
 from spac.model.pair import ModelPair
 from tests.engine.conftest import memory
-from tools.compare import Case, Job, Run, Settings, run_worker
+from tests.forked import run_worker
+from tools.compare import Case, Job, Run, Settings
 from tools.compare.driver import first_difference
 from tools.compare.script import SCRIPTS, Logits
 from tools.models import write_adapter

@@ -44,7 +44,7 @@ def test_threads_stay(target, draft, options):
     with Engine(config(target, draft=draft, **options)) as engine:
         "".join(engine.generate("x" * 20, 4))
         there = threads_by_number()
-        for _ in range(20):  # some of these sets would show a thread that lives only within a graph
+        for _ in range(10):  # some of these sets would show a thread that lives only within a graph
             seen = [threads_by_number() for _ in engine.generate("y" * 20, 8)]
             assert set.union(there, *seen) == there
 
@@ -71,7 +71,7 @@ def test_the_application_keeps_its_cpus(target, draft, device, pins, monkeypatch
     own, others = os.sched_getaffinity(0), threads_by_number()
     try:
         with Engine(config(target, draft=draft, device=device)) as engine:
-            for _ in engine.generate("x" * 10, 8):
+            for _ in engine.generate("x" * 10, 3):
                 assert os.sched_getaffinity(0) == own
             made = [os.sched_getaffinity(int(each)) for each in threads_by_number() - others]
         assert os.sched_getaffinity(0) == own

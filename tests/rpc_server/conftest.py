@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked import Programs
 
 ANSWER = re.compile(r"serves RPC [\d.]+ on (127\.0\.0\.1:\d+)$")
 
@@ -23,12 +23,19 @@ class Server:
     """A real server on the loopback, which computes on the CPU."""
 
     def __init__(
-        self, *options: str, port: int = 0, device: str = "cpu", answer: re.Pattern[str] = ANSWER
+        self,
+        programs: Programs,
+        *options: str,
+        port: int = 0,
+        device: str = "cpu",
+        answer: re.Pattern[str] = ANSWER,
     ) -> None:
-        command = (sys.executable, "-m", "spac", "rpc-server", "--port", str(port), "--device", device)
-        self.process = subprocess.Popen(
-            [*command, "--threads", "1", *options], stderr=subprocess.PIPE, text=True, bufsize=1
-        )
+        words = ["rpc-server", "--port", str(port), "--device", device, "--threads", "1", *options]
+        reader, writer = os.pipe()
+        with open(writer, "wb") as err:
+            self.process = programs.start("spac", words, Path.cwd(), os.environ, err)
+        self.process.stdout.close()
+        self._stderr = os.fdopen(reader)
         self.lines: list[str] = []
         self._known = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -36,8 +43,7 @@ class Server:
         self.address = self.wait_for(answer)[1]
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self._stderr:
             with self._known:
                 self.lines.append(line.rstrip("\n"))
                 self._known.notify_all()
@@ -61,27 +67,25 @@ class Server:
         self.process.send_signal(number)
 
     def end(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait(60)
         self._reader.join(60)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._stderr.close()
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    server = Server()
+def server(programs: Programs) -> Iterator[Server]:
+    server = Server(programs)
     yield server
     server.end()
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[..., Server]]:
+def start_server(programs: Programs) -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
     def start(*options: str, **details: Any) -> Server:
-        started.append(Server(*options, **details))
+        started.append(Server(programs, *options, **details))
         return started[-1]
 
     yield start

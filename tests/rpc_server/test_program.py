@@ -45,7 +45,7 @@ def test_a_client_too_many(start_server):
 
 
 def test_a_client_that_does_not_greet_makes_room(start_server, monkeypatch):
-    monkeypatch.setenv("SPAC_RPC_TIMEOUT", "1")
+    monkeypatch.setenv("SPAC_RPC_TIMEOUT", "0.4")
     server = start_server()
     for begun in (b"", struct.pack("<BQ", HELLO, 24)):
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as silent:
@@ -53,7 +53,7 @@ def test_a_client_that_does_not_greet_makes_room(start_server, monkeypatch):
             with suppress(ConnectionResetError):  # what it has sent is not read
                 assert silent.recv(1) == b""
     with connect(server) as client:
-        assert not select.select([client], [], [], 1.5)[0]  # after its greeting, a client may take its time
+        assert not select.select([client], [], [], 0.8)[0]  # after its greeting, a client may take its time
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -43,6 +43,7 @@ class Server:
         fixed: Sequence[str] = FIXED,
         key: str = KEY,
         template: str = "",
+        program: str = "spac",
         **variables: str,
     ) -> None:
         self._err = folder / "stderr"
@@ -55,10 +56,10 @@ class Server:
         self.process: Process | subprocess.Popen[str]
         with open(self._err, "wb") as err:
             if self.programs is not None:
-                self.process = self.programs.start("spac", words, folder, variables, err)
+                self.process = self.programs.start(program, words, folder, variables, err)
             else:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "spac", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    [sys.executable, "-m", program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=err, text=True, cwd=folder, env=variables,
                 )  # fmt: skip
         self.url = self.process.stdout.readline().strip()
@@ -196,7 +197,7 @@ def server(tmp_path_factory):
 def thinking_server(tmp_path_factory):
     """Yield the demo pair with a chat template that knows reasoning and tools. A grammar makes the model
     generate a given text. So its parsed form is known beforehand."""
-    options = ("--ctx", "1024", "--temp", "0", "--repeat-penalty", "1.3")
+    options = ("--ctx", "1024", "--temp", "0", "--repeat-penalty", "1.3", "--draft-length", "0")
     with Server(tmp_path_factory.mktemp("thinking"), *options, template=THINKING) as server:
         yield server
 

@@ -27,7 +27,7 @@ GIVEN = {"one": "two"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """Yield the demo pair with a template that has tools, and a context that holds an agent's tools."""
-    options = ("--ctx", "32768", "--temp", "0", "--reasoning", "off")
+    options = ("--ctx", "32768", "--temp", "0", "--reasoning", "off", "--draft-length", "0")
     with Server(tmp_path_factory.mktemp("agents"), *options, template=THINKING) as server:
         yield server
 

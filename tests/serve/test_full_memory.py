@@ -14,8 +14,8 @@ from spac.engine.server_loop import LoopOptions
 from spac.errors import OutOfMemoryError
 from tests.serve.test_loop import DRAFTS, PROMPTS, config
 
-CTX = 512
-N = 160
+CTX = 256
+N = 80
 FULL = "share the context, and it is full: raise --ctx, or lower --parallel"
 
 
@@ -44,7 +44,7 @@ def said(answer: LoopResponse) -> tuple[dict, str]:
 @pytest.mark.parametrize("draft", ["none", "simple"])
 def test_one_answer_ends_and_the_others_go_on(draft):
     with Engine(replace(config(**DRAFTS[draft]), ctx=CTX), serves=LoopOptions("demo")) as engine:
-        prompts = [*PROMPTS, long_prompt(16), long_prompt(17)]
+        prompts = [*PROMPTS, long_prompt(8), long_prompt(9)]
         alone = {prompt: said(asked(engine, prompt))[1] for prompt in prompts}
         n_whole = n_cut = 0
         for stream in (False, True):
@@ -69,7 +69,7 @@ def test_one_answer_ends_and_the_others_go_on(draft):
 @pytest.mark.parametrize("draft", ["none", "simple"])
 def test_a_prompt_that_does_not_fit_beside_an_answer_is_refused(draft):
     with Engine(replace(config(**DRAFTS[draft]), ctx=CTX), serves=LoopOptions("demo")) as engine:
-        prompt, other = long_prompt(30), "\n" + long_prompt(60)
+        prompt, other = long_prompt(15), "\n" + long_prompt(30)
         expected, text = (said(asked(engine, each))[1] for each in (prompt, other))
         for n in (1, 2):
             first = asked(engine, prompt, stream=True)
@@ -87,7 +87,7 @@ def test_a_prompt_that_does_not_fit_beside_an_answer_is_refused(draft):
 
 def test_a_text_of_this_process_that_does_not_fit_beside_another_says_so():
     with Engine(replace(config(), ctx=CTX)) as engine:
-        prompt, other = long_prompt(30), "\n" + long_prompt(60)
+        prompt, other = long_prompt(15), "\n" + long_prompt(30)
         expected, text = ("".join(engine.generate(each, N)) for each in (prompt, other))
         first = engine.generate(prompt, N)
         begun = next(first)

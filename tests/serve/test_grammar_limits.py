@@ -23,7 +23,8 @@ USER = [{"role": "user", "content": "x"}]
 def server(tmp_path_factory):
     """Yield a server of its own: a recipe that is not refused would end or stop it."""
     fixed = ("--threads", "1", "--draft-length", "0", "--parallel", "2", "--ctx", "2048")
-    server = Server(tmp_path_factory.mktemp("limits"), fixed=fixed, template=THINKING)
+    folder = tmp_path_factory.mktemp("limits")
+    server = Server(folder, fixed=fixed, template=THINKING, program="tests.serve.unpaused")
     yield server
     server.kill()
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +22,7 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine, slots
 from spac.engine.server_loop import LoopOptions
 from tests.engine.replay import Recording, replay_all
+from tests.forked import reference
 from tools.compare import Settings
 from tools.models import DRAFT_FAMILIES, FAMILIES, write_adapter, write_model, write_projector
 from tools.models.projector import png
@@ -190,7 +189,6 @@ def expected_of_pictures(
     target: Path, projector: Path, orders: list[tuple[bytes, ...]], library: Path, folder: Path
 ) -> list[Tokens]:
     """Return what the unpatched library says of pictures in several orders."""
-    (folder / "libmtmd.so").symlink_to(library / "libllama.so")
     jobs = []
     for i, order in enumerate(orders):
         paths = [folder / f"{i}-{j}.png" for j in range(len(order))]
@@ -198,12 +196,8 @@ def expected_of_pictures(
             path.write_bytes(data)
         jobs.append([str(target), str(projector), SEES, [*map(str, paths)], 12])
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    env = {
-        **os.environ, "LLAMA_CPP_LIB_PATH": str(library), "MTMD_CPP_LIB": str(folder),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.engine.reference_images", "jobs.json", "out.npz"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    words = ["jobs.json", "out.npz"]
+    done = reference(library).run("tests.engine.reference_images", words, folder, os.environ, None)
     assert done.returncode == 0, done.stderr[-2000:]
     out = np.load(folder / "out.npz")
     return [out[f"tokens{i}"].tolist() for i in range(len(jobs))]

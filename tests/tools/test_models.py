@@ -10,7 +10,8 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
 from tests.conftest import TinyModel
-from tools.compare import Case, Job, Settings, run_worker
+from tests.forked import run_worker
+from tools.compare import Case, Job, Settings
 from tools.models import FAMILIES, LOADER_FAMILIES, Shape, write_model
 from tools.models.loader_families import LoaderFamily
 from tools.models.weights import random_weights

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tools.compare.job import Case, Difference, Job
 from tools.compare.script import Logits
 
 ROOT = Path(__file__).resolve().parents[2]
+Start = Callable[[list[str], Mapping[str, str], float], subprocess.CompletedProcess[bytes]]
 
 
 @dataclass(frozen=True, repr=False)  # otherwise a failing test would print every logit
@@ -38,6 +39,14 @@ def reference_library() -> Path | None:
     return folder if (folder / "libllama.so").is_file() else None
 
 
+def start_python(
+    words: list[str], env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the worker's program in a new Python."""
+    command = [sys.executable, "-m", "tools.compare.worker", *words]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=timeout, check=False)
+
+
 def run_worker(
     library: str,
     job: Job,
@@ -46,9 +55,10 @@ def run_worker(
     lib_path: Path | None = None,
     timeout: float = 300,
     environment: Mapping[str, str] | None = None,
+    start: Start = start_python,
 ) -> Result:
     """Run a job in a process of its own, with files in `folder`. Library "reference" needs `lib_path`.
-    `environment` is added to this process's. Its PYTHONPATH chooses the spac.
+    `environment` is added to this process's. Its PYTHONPATH chooses the spac. `start` runs the program.
 
     Raise RuntimeError with the end of the worker's stderr when it fails or dies.
     """
@@ -59,16 +69,14 @@ def run_worker(
     env.pop("LLAMA_CPP_LIB_PATH", None)
     if lib_path is not None:
         env["LLAMA_CPP_LIB_PATH"] = str(lib_path)
-    command = [sys.executable, "-m", "tools.compare.worker", library, str(job_path), str(out_path)]
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = start([library, str(job_path), str(out_path)], env, timeout)
     except subprocess.TimeoutExpired as error:
         said = (error.stderr or b"").decode(errors="replace")
         raise RuntimeError(f"the {library} worker did not end in {timeout} s:\n{said[-4000:]}") from None
     if done.returncode != 0:
-        raise RuntimeError(f"the {library} worker ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        said = done.stderr.decode(errors="replace")
+        raise RuntimeError(f"the {library} worker ended with {done.returncode}:\n{said[-4000:]}")
     return _read(out_path)
 
 

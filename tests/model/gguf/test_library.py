@@ -14,7 +14,7 @@ from spac.model.gguf.header import read_header
 from tests.conftest import ROOT, TinyModel
 from tools.models import Shape
 
-N_CHANGED = 40
+N_CHANGED = 25
 TINY = Shape(n_layer=2, n_embd=32, n_ff=32, n_ff_exp=32)
 
 

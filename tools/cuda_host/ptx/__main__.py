@@ -30,12 +30,17 @@ def build(module: Path, kernel: str, out: Path) -> list[str]:
     """Translate and compile, with the precompiled header if it lies beside `out`. Return the instructions
     that are not translated. Raise PtxError and CalledProcessError."""
     source, unknown = translate(module.read_text(), kernel)
+    make(source, out)
+    return unknown
+
+
+def make(source: str, out: Path) -> None:
+    """Compile C++ to a library, with the precompiled header if it lies beside `out`."""
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         text, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         text.write_text(source)
         _compile("-I", out.parent, "-I", HERE, "-o", library, text)
         os.replace(library, out)
-    return unknown
 
 
 def precompile(folder: Path) -> None:

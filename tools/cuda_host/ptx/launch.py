@@ -1,13 +1,16 @@
-"""Run a kernel of PTX text from Python, on numpy arrays."""
+"""Run kernels of PTX text from Python, on numpy arrays."""
 
 from __future__ import annotations
 
 import ctypes
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from .__main__ import build
+from .__main__ import make
+from .translate import translate
 
 
 class _Index(ctypes.Structure):
@@ -33,13 +36,11 @@ class _Launch(ctypes.Structure):
 
 
 class Kernel:
-    """A kernel of PTX text, compiled in `folder`."""
+    """A kernel of a library that `kernels` has compiled. `unknown` has the instructions that it lacks."""
 
-    def __init__(self, text: str, name: str, folder: Path) -> None:
-        source, library = folder / f"{name}.ptx", folder / f"{name}.so"
-        source.write_text(text)
-        self.unknown = build(source, name, library)
-        self._library = ctypes.CDLL(str(library))
+    def __init__(self, library: ctypes.CDLL, name: str, unknown: list[str]) -> None:
+        self._pack, self._run = library[f"ptx_pack_{name}"], library[f"ptx_run_{name}"]
+        self.unknown = unknown
 
     def __call__(
         self,
@@ -53,8 +54,8 @@ class Kernel:
         values = (each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments)
         words = [ctypes.c_int64(value) for value in values]
         addresses = (ctypes.c_void_p * len(words))(*(ctypes.addressof(word) for word in words))
-        params = ctypes.create_string_buffer(self._library.ptx_pack(addresses, None) + 8)
-        self._library.ptx_pack(addresses, params)
+        params = ctypes.create_string_buffer(self._pack(addresses, None) + 8)
+        self._pack(addresses, params)
         said: list[str] = []
         launch = _Launch(
             _Index(*grid, *[1] * (3 - len(grid))),
@@ -63,5 +64,18 @@ class Kernel:
             shared,
             complain=_COMPLAIN(lambda text: said.append(text.decode())),
         )
-        self._library.ptx_run(ctypes.byref(launch))
+        self._run(ctypes.byref(launch))
         return said
+
+
+def kernels(texts: Mapping[str, str], folder: Path) -> dict[str, Kernel]:
+    """Return kernels by name. Each has a PTX text of its own, and all are compiled at once in `folder`."""
+    header, unknown = '#include "matrices.h"', dict[str, list[str]]()
+    sources = [header]
+    for name, text in texts.items():
+        source, unknown[name] = translate(text, name)
+        source = re.sub(r"\b(ptx_pack|ptx_run)\b", rf"\1_{name}", source.removeprefix(header))
+        sources.append(f"namespace of_{name} {{\n{source}\n}}\n")
+    make("\n".join(sources), folder / "kernels.so")
+    library = ctypes.CDLL(str(folder / "kernels.so"))
+    return {name: Kernel(library, name, unknown[name]) for name in texts}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tools.cuda_host.ptx.launch import Kernel
+from tools.cuda_host.ptx.launch import Kernel, kernels
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="fibers are written for x86-64")
 
@@ -180,11 +180,16 @@ def permuted(a: np.ndarray, b: np.ndarray, selectors: tuple[int, ...]) -> np.nda
     return np.stack(chosen, axis=1).astype("u1").view(U4)[:, 0]
 
 
+@pytest.fixture(scope="module")
+def of_cases(precompiled: Path) -> dict[str, Kernel]:
+    texts = {name: elementwise(name, *case[:3]) for name, case in CASES.items()}
+    return kernels(texts, precompiled.parent)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_an_instruction_is_what_numpy_says(name: str, ptx_folder: Path) -> None:
-    code, inputs, output, expected = CASES[name]
-    rng = np.random.default_rng(3)
-    kernel = Kernel(elementwise(name, code, inputs, output), name, ptx_folder)
+def test_an_instruction_is_what_numpy_says(name: str, of_cases: dict[str, Kernel]) -> None:
+    _, inputs, output, expected = CASES[name]
+    rng, kernel = np.random.default_rng(3), of_cases[name]
     values = [random_of(kind, rng) for kind in inputs]
     found = np.zeros(N, output)
     copies = [value.copy() for value in values]

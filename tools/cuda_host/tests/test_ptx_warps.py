@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.cuda_host.ptx.launch import Kernel
+from tools.cuda_host.ptx.launch import Kernel, kernels
 from tools.cuda_host.tests.test_ptx import F2, F4, HEAD, I1, I4, U2, U4, N, elementwise
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="fibers are written for x86-64")
+
+
+def kernel_of(text: str, folder: Path) -> Kernel:
+    return kernels({"k": text}, folder)["k"]
 
 
 def warp_kernel(name: str, code: str, n_inputs: int = 1) -> str:
@@ -33,7 +37,7 @@ def warp_kernel(name: str, code: str, n_inputs: int = 1) -> str:
 def test_a_shuffle_brings_the_other_lanes_value(
     mode: str, b: int, c: int, source: Callable[[int], int], ptx_folder: Path
 ) -> None:
-    kernel = Kernel(warp_kernel("k", f"shfl.sync.{mode}.b32 %d|%p1, %a, {b}, {c}, -1;"), "k", ptx_folder)
+    kernel = kernel_of(warp_kernel("k", f"shfl.sync.{mode}.b32 %d|%p1, %a, {b}, {c}, -1;"), ptx_folder)
     values, found = np.arange(100, 100 + N, dtype=U4), np.zeros(N, U4)
     assert kernel(values, found, block=(N,)) == []
     wanted = [values[i - i % 32 + source(i % 32)] for i in range(N)]
@@ -44,7 +48,7 @@ def test_votes_and_sums_of_a_warp(ptx_folder: Path) -> None:
     code = """setp.gt.u32 %p1, %a, 40; vote.sync.ballot.b32 %r2, %p1, -1; redux.sync.add.s32 %r3, %a, -1;
               vote.sync.any.pred %p2, %p1, -1; selp.u32 %r4, 1, 0, %p2; match.any.sync.b32 %r5, %r4, -1;
               xor.b32 %r2, %r2, %r3; xor.b32 %r2, %r2, %r5; add.u32 %d, %r2, %r4;"""
-    kernel = Kernel(warp_kernel("k", code), "k", ptx_folder)
+    kernel = kernel_of(warp_kernel("k", code), ptx_folder)
     values, found = np.arange(N, dtype=U4), np.zeros(N, U4)
     assert kernel(values, found, block=(N,)) == []
     for w in range(2):
@@ -60,7 +64,7 @@ def test_half_a_warp_may_go_its_own_way(ptx_folder: Path) -> None:
               shfl.sync.bfly.b32 %d, %d, 4, 31, 0xFFFF0000; bra BOTH;
               LOW: shfl.sync.bfly.b32 %d, %a, 8, 31, 0x0000FFFF;
               BOTH: bar.warp.sync -1; shfl.sync.bfly.b32 %d, %d, 16, 31, -1;"""
-    kernel = Kernel(warp_kernel("k", code), "k", ptx_folder)
+    kernel = kernel_of(warp_kernel("k", code), ptx_folder)
     values, found = np.arange(32, dtype=U4), np.zeros(32, U4)
     assert kernel(values, found, block=(32,)) == []
     wanted = [values[(i ^ 16) ^ 7] if i < 16 else values[(i ^ 16) ^ 8] for i in range(32)]
@@ -96,7 +100,7 @@ ret;
 
 
 def test_a_block_shares_memory_and_waits_for_all_that_have_not_ended(ptx_folder: Path) -> None:
-    kernel = Kernel(SUM, "k", ptx_folder)
+    kernel = kernel_of(SUM, ptx_folder)
     values = np.random.default_rng(1).integers(0, 100, 3 * 96).astype(U4)
     found = np.zeros((3, 96, 2), U4)
     assert kernel(values, found, 80, grid=(3,), block=(96,), shared=96 * 4) == []
@@ -145,7 +149,7 @@ def test_matrices_of_a_warp_are_multiplied(shape: str, ptx_folder: Path) -> None
     mov.u32 %r1, %laneid; {loads}
     mma.sync.aligned.{shape} {fragment["c"]}, {fragment["a"]}, {fragment["b"]}, {fragment["c"]};
     {store} ret; }}"""
-    kernel = Kernel(text, "k", ptx_folder)
+    kernel = kernel_of(text, ptx_folder)
     assert kernel.unknown == []
     assert kernel(*words.values()) == []
     np.testing.assert_array_equal(words["c"], fragments(a @ b + c, result, 2))
@@ -164,7 +168,7 @@ def test_matrices_are_loaded_from_shared_memory(transposed: bool, ptx_folder: Pa
     ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r8, %r9, %r10, %r11}}, [%r3];
     movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r11;
     add.s64 %rd2, %rd2, %rd3; st.global.v4.u32 [%rd2], {{%r8, %r9, %r10, %r11}}; ret; }}"""
-    kernel = Kernel(text, "k", ptx_folder)
+    kernel = kernel_of(text, ptx_folder)
     tiles = np.arange(4 * 64, dtype=U2).reshape(4, 8, 8)
     found = np.zeros((32, 4), U4)
     assert kernel(tiles, found) == []
@@ -182,7 +186,7 @@ def test_a_function_is_called(ptx_folder: Path) -> None:
         "call.uni (r0), twice, (p0); ld.param.b32 %d, [r0]; }",
     ).removeprefix(HEAD)
     values, found = np.arange(32, dtype=U4), np.zeros(32, U4)
-    assert Kernel(text, "k", ptx_folder)(values, found) == []
+    assert kernel_of(text, ptx_folder)(values, found) == []
     np.testing.assert_array_equal(found, 2 * values)
 
 
@@ -204,7 +208,7 @@ def test_a_function_is_called(ptx_folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_is_said(code: str, complaint: str, ptx_folder: Path) -> None:
-    kernel = Kernel(warp_kernel("k", code), "k", ptx_folder)
+    kernel = kernel_of(warp_kernel("k", code), ptx_folder)
     said = kernel(np.zeros(32, U4), np.zeros(32, U4))
     assert len(said) == 1
     assert complaint in said[0]
