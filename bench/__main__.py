@@ -15,6 +15,7 @@ from bench.processes import PeerError
 QUESTIONS = {
     "compare": ("compare.comparison", "How fast are spac, llama.cpp and other servers, at equal VRAM?"),
     "schedulers": ("schedulers.judge", "Which scheduler is best on traces of real routing?"),
+    "drafts": ("drafts", "What do drafts yield, and which experts do their windows use?"),
     "policy": ("policy", "What does the policy cost per step, by the number of experts?"),
     "expert_rows": ("expert_rows", "What does an expert that several tokens use cost the CPU?"),
     "cpu_lane": ("cpu_lane", "How fast is the CPU alone, beside llama.cpp and other engines' llama-bench?"),

@@ -1,7 +1,8 @@
 """Judge schedulers on traces of real routing: hits, copies, and a model's step times.
 
 A TRACE is a recording of `spac run --record TRACE.npz`, or has the experts of every token (docs/schedulers.md
-has the format). A step accepts a window of tokens.
+has the format). A step accepts a window of tokens. With the window 0, steps are a recording's own
+verifications with their rejected tokens, and schedulers that follow a draft see what it recorded of one.
 Every scheduler is replayed with each number of slots, each window, and each link: `--copies` is the number of
 experts that the link carries per token between the steps, where copies cost nothing, and `--machines` are
 models of machines (simulation.py) whose link runs all the time and shares the memory with the CPU. Their
@@ -55,7 +56,7 @@ def judge(
 ) -> list[Row]:  # fmt: skip
     """Return a row for every link and scheduler at one number of slots and one window."""
     trace = read(path, n_token)
-    demand, size = trace.demand(window), expert_bytes or trace.expert_bytes
+    demand, size = trace.demand(window) if window else Demand.load(path), expert_bytes or trace.expert_bytes
     if not size and not MACHINES.keys().isdisjoint(links):
         raise InputError(f"{path} does not say how large an expert is: give --expert-bytes")
     shapes = [(layer.n_expert, layer.pool) for layer in demand.layers]
@@ -172,7 +173,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("traces", type=Path, nargs="+", metavar="TRACE.npz")
     add("--schedulers", nargs="+", default=SCHEDULERS, metavar="NAME[:KEY=VALUE,...]")
     add("--slots", nargs="+", default=["10%", "17%", "25%", "50%"])
-    add("--windows", nargs="+", type=int, default=[1, 2, 4, 8], help="tokens of a step")
+    add("--windows", nargs="+", type=int, default=[1, 2, 4, 8], help="tokens of a step; 0: as recorded")
     add("--copies", nargs="*", default=["all", "32", "8", "2"], help="per token, or `all`")
     add("--machines", nargs="*", default=list(MACHINES), choices=list(MACHINES))
     add("--tokens", type=int, help="of every trace the last ones only")
@@ -222,15 +223,17 @@ def check(args: argparse.Namespace) -> None:
     """Raise InputError for options that cannot be used, before anything runs."""
     for name in args.schedulers:
         subject = scheduler.make(name)
-        if subject.routers is not None:
-            raise InputError(f"scheduler '{subject.name}' follows a draft, and traces have none")
+        if subject.routers is not None and any(args.windows):
+            raise InputError(f"scheduler '{subject.name}' follows a draft: give recordings and --windows 0")
     if args.tokens is not None and args.tokens < 1:
         raise InputError("--tokens must be at least 1")
     for path, slots in product(args.traces, args.slots):
         trace = read(path, args.tokens)
         Slots.parse(slots).of(trace.experts.shape[1] * trace.n_expert)
-    if min(args.windows) < 1:
-        raise InputError("--windows are tokens of a step, at least 1")
+    if min(args.windows) < 0:
+        raise InputError("--windows are tokens of a step, at least 1, or 0")
+    if 0 in args.windows and args.tokens is not None:
+        raise InputError("--tokens cannot cut a recording's own steps (--windows 0)")
     for link in args.copies:
         if link != "all" and not (link.replace(".", "", 1).isdigit() and float(link) > 0):
             raise InputError(f"--copies are numbers above 0 or `all`, not '{link}'")

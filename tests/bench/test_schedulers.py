@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,20 @@ def test_cards_have_the_slots_of_a_named_model(tmp_path):
     assert rows[0]["step_ms"] > rows[1]["step_ms"]
 
 
+def test_a_recordings_own_steps_are_replayed_with_what_its_draft_foretold(tmp_path, capsys):
+    demand = grammar(120).demand(3)
+    replace(demand, draft_routes=demand.routes).save(tmp_path / "words.npz")
+    words = ["schedulers", str(tmp_path / "words.npz"), "--windows", "0", "--copies", "all", "--machines"]
+    names = ["--slots", "25%", "--schedulers", "lru", "moe-speq"]
+    assert main([*words, *names, "--out", str(tmp_path / "page.txt")]) == 0
+    past, foretold = json.loads((tmp_path / "page.json").read_text())["figures"]
+    assert past["window"] == 0
+    assert past["distinct"] < past["belady"] < foretold["distinct"]
+    capsys.readouterr()
+    assert main([*words, "--slots", "25%", "--schedulers", "sp-moe"]) == 2
+    assert "needs what the target's routers choose" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -77,7 +92,9 @@ def test_cards_have_the_slots_of_a_named_model(tmp_path):
         (["--schedulers", "best"], "unknown scheduler"),
         (["--machines", "h200"], "--expert-bytes"),
         (["--machines", "--copies", "many"], "not 'many'"),
-        (["--machines", "--windows", "0"], "at least 1"),
+        (["--machines", "--windows", "-1"], "at least 1"),
+        (["--machines", "--windows", "0"], "not a recording"),
+        (["--machines", "--windows", "0", "--tokens", "9"], "cannot cut"),
         (["--machines", "--tokens", "0"], "at least 1"),
         (["--machines", "--slots", "much"], "slots"),
         (["--expert-bytes", "1", "2"], "needs 1 number"),
