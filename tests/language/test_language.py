@@ -65,7 +65,7 @@ def test_it_speaks(stock):
 
 def scores(path: Path, used: int | None, **options: Any) -> Scores:
     """Return what a model says of a text that it was not made from, with some number of experts used."""
-    values = {} if used is None else {"override_kv": {"deepseek.expert_used_count": used}}
+    values = {} if used is None else {"override_kv": {"glm4moe.expert_used_count": used}}
     config = EngineConfig(target=path, ctx=512, threads=1, threads_batch=1, state="off", **values, **options)
     with Engine(config) as engine:
         tokens = engine.tokenize("\n\n".join(docstrings(HELD_OUT)))[: N_SCORED + 1]

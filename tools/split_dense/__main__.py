@@ -1,7 +1,7 @@
 """Make a Mixture-of-Experts model of a dense chat model, by default of SmolLM2-135M-Instruct from PyPI.
 
     python -m tools.split_dense [OUT.gguf] [--model FILE.gguf] [--experts 20] [--shared 4] [--used 8]
-                                [--text FILE...] [--threads N]
+                                [--text FILE...] [--mtp FOLDER] [--threads N]
 
 README.md describes the model and how well it speaks.
 """
@@ -31,6 +31,11 @@ def split(args: argparse.Namespace) -> None:
         raise InputError("--shared: at least 1, since the architecture has shared experts")
     if args.threads < 1:
         raise InputError("--threads: at least 1")
+    if args.mtp:
+        try:
+            from tools.split_dense import prediction
+        except ImportError as error:
+            raise InputError(f"--mtp trains with torch: pip install torch==2.13.0 ({error})") from None
     dense = Dense(args.model or fetch())
     size = dense.size(args.experts, args.shared)
     written = "\n\n".join(
@@ -48,6 +53,9 @@ def split(args: argparse.Namespace) -> None:
         f"{args.out}: {dense.n_layer} layers of {args.experts} experts with {size} neurons, "
         f"{args.used} used, {args.shared} shared: {share:.0%} of the neurons"
     )
+    if args.mtp:
+        first, second, third = prediction.learn(args.out, args.mtp, args.threads)
+        print(f"the prediction layer foretells {first:.0%}, {second:.0%} and {third:.0%} of the next tokens")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--used", type=int, default=8, help="experts that a token uses")
     parser.add_argument(
         "--text", type=Path, nargs="+", default=[], help="text to read in place of docstrings"
+    )
+    parser.add_argument(
+        "--mtp", type=Path, metavar="FOLDER", help="train a prediction layer, with its texts and states there"
     )
     parser.add_argument("--threads", type=int, default=physical_cores())
     try:

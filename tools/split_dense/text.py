@@ -11,6 +11,17 @@ _SUBJECTS = (
     "Python dictionaries", "elephants",
 )  # fmt: skip
 QUESTIONS = tuple(f"{opening} {subject}." for opening in _OPENINGS for subject in _SUBJECTS)
+_MORE_OPENINGS = ("What is", "Write a poem about")
+_MORE_SUBJECTS = (
+    "the sun", "dogs", "a birthday", "the history of Rome", "computers", "a storm at sea", "healthy sleep",
+    "mathematics", "music", "the ocean", "trees", "a small village", "electricity", "winter", "cooking rice",
+    "a good teacher", "the brain", "bread", "spiders", "honesty", "lists in Python", "files", "the internet",
+    "maps", "football", "gold", "a secret", "trains", "volcanoes", "money", "water", "birds",
+)  # fmt: skip
+MORE_QUESTIONS = tuple(
+    f"{opening} {subject}." for subject in _MORE_SUBJECTS for opening in (*_OPENINGS, *_MORE_OPENINGS)
+)
+"""The questions that a prediction layer learns from."""
 
 MODULES = (
     "os", "asyncio", "unittest", "email.message", "json", "inspect", "typing", "re", "socket", "zipfile",
