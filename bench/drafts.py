@@ -156,9 +156,10 @@ def figures(path: Path) -> dict[str, Any]:
     if demand.draft_routes is not None:
         found["foretold"] = foretold(demand) | {"of": "target" if demand.of_target else "draft"}
     for name in UTILITIES:
-        alone = hot_or_cold(name, single)
-        whole = hot_or_cold(name, demand) if "acceptance" in found else alone
-        found.setdefault("accuracy", {})[name] = {"windows": whole, "tokens": alone}
+        accuracy = {"tokens": hot_or_cold(name, single)}
+        if "acceptance" in found:
+            accuracy["windows"] = hot_or_cold(name, demand)
+        found.setdefault("accuracy", {})[name] = accuracy
     return found
 
 
@@ -193,13 +194,17 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "Hot or cold": table(
             ("recording", "utilities", "windows", "always", "tokens", "always"),
             [
-                [row["name"], name, *(f"{each:.3f}" for pair in found.values() for each in pair)]
+                [row["name"], name, *_pair(found.get("windows")), *_pair(found["tokens"])]
                 for row in rows
                 for name, found in row["accuracy"].items()
             ],
         ),
     }
     return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts.items() if text.count("\n") > 1)
+
+
+def _pair(found: tuple[float, float] | None) -> list[str]:
+    return ["", ""] if found is None else [f"{each:.3f}" for each in found]
 
 
 def _at(row: dict[str, Any], keys: Sequence[str]) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import page
+from bench import cards, page
 from bench.__main__ import QUESTIONS, main
 
 
@@ -58,3 +58,12 @@ def test_a_page_has_command_machine_and_commit(tmp_path: Path) -> None:
 def test_figures_do_not_replace_their_page(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--out takes a page"):
         page.publish(argparse.Namespace(out=tmp_path / "page.json"), "A title", "text", [])
+
+
+def test_the_page_of_cards_has_the_files_table() -> None:
+    """tests/cli/test_bench.py makes a file that gives a row."""
+    assert main(["cards", "--check"]) == 0
+    found = cards.cards()
+    assert found
+    assert all(len(cards.row(each)) == len(cards.HEAD) for each in found)
+    assert cards.PAGE.read_text().count("| NVIDIA H100") == 1

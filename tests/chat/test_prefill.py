@@ -21,6 +21,7 @@ USER = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
           "additionalProperties": False}  # fmt: skip
 BEGUN = ("Well, ", "one\n\ntwo", " - a\n", "```py\n", "{")
+NAMES = [*TEMPLATES, "thinking", "channels"]
 NEW = ("met", " in deed\n\nyes", "\n- b")
 WITHOUT = "command-r7b"
 """The template whose answers stand between tags. The library's own continuation leaves these tags out."""
@@ -72,7 +73,7 @@ def form_of(engine):
 
 
 @pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "not"])
-@pytest.mark.parametrize("name", [*TEMPLATES, "thinking", "channels"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_what_is_new(form_of, name, thinking):
     form = form_of(name)
     fresh = form.prompt([USER], thinking=thinking).text
@@ -80,7 +81,8 @@ def test_the_answer_is_what_is_new(form_of, name, thinking):
         with pytest.raises(InputError, match="refuses these messages: in its format, an answer cannot go on"):
             on(form, begun(BEGUN[0]), thinking=thinking)
         return
-    for text in BEGUN:
+    turn = NAMES.index(name) % 4 + 1
+    for text in (BEGUN[0], BEGUN[turn], BEGUN[turn % 4 + 1]):  # each template meets three beginnings
         prompt = on(form, begun(text), thinking=thinking)
         assert prompt.text.endswith(text)
         if not fresh.rstrip().endswith(OPENED):

@@ -22,7 +22,7 @@ def slow_device():
 
 def generate(n_tokens: int, **options: Any) -> tuple[str, dict[str, int], int]:
     """Return the text, the counters of early rows for it, and the bytes of an expert."""
-    with Engine(config(**{"threads": 2, "scheduler": "static", **options})) as engine:
+    with Engine(config(**{"scheduler": "static", **options})) as engine:
         assert engine.experts is not None
         assert engine.experts.settle(30.0)
         before = engine.experts.stats
@@ -40,10 +40,12 @@ def test_what_a_router_will_choose_is_read(router, tmp_path, monkeypatch):
     path = write_model(tmp_path / "model.gguf", family, shape)
     same_everywhere(path)
     monkeypatch.setenv(env.FORM.name, "ahead,no-early-rows")
-    text, stats, _ = generate(9, target=path, slots=0)
+    # Two threads share a read. They take long on a busy machine, where each spins while the other waits.
+    options = {"target": path, "slots": 0, "threads": 2 if router == "by the products" else 1}
+    text, stats, _ = generate(9, **options)
     assert stats["early_bytes"] == stats["early"] == 0
     monkeypatch.setenv(env.FORM.name, "ahead,early-rows")
-    again, stats, expert_bytes = generate(9, target=path, slots=0)
+    again, stats, expert_bytes = generate(9, **options)
     assert again == text
     assert stats["early_right"] >= 0.97 * stats["early"]  # the copies of routers have 8 bits
     if family == "smallthinker":  # whose routers have an input of their own

@@ -22,7 +22,8 @@ from spac.scheduler import Event, Plan, Scheduler, View
 from tests.engine.test_sp_moe import LENGTH, Predictions, config
 from tools.self_draft import quantize
 
-N = 60
+N = 40
+MANY = 60
 Drafts = list[tuple[list[int], Any]]
 """The tokens and the routes of drafts."""
 
@@ -38,15 +39,15 @@ def settings(draft: Path | None, scheduler: str | Scheduler, **options: Any) -> 
     )
 
 
-def generated(prompts: Sequence[str] = (PROMPT,), **options: Any) -> list[str]:
+def generated(prompts: Sequence[str] = (PROMPT,), n_tokens: int = N, **options: Any) -> list[str]:
     """Return the texts of `Engine.generate`."""
     with Engine(settings(options.pop("draft", None), options.pop("scheduler"), **options)) as engine:
-        return ["".join(engine.generate(prompt, N)) for prompt in prompts]
+        return ["".join(engine.generate(prompt, n_tokens)) for prompt in prompts]
 
 
-def asked(engine: Engine, prompt: str = PROMPT) -> str:
+def asked(engine: Engine, prompt: str = PROMPT, n_tokens: int = N) -> str:
     """Return a client's answer."""
-    request = {"prompt": prompt, "n_predict": N, "ignore_eos": True}
+    request = {"prompt": prompt, "n_predict": n_tokens, "ignore_eos": True}
     made = engine.loop.begin("completion", json.dumps(request).encode())
     made.run()
     assert made.status == 200, made.body
@@ -55,11 +56,11 @@ def asked(engine: Engine, prompt: str = PROMPT) -> str:
     return text
 
 
-def served(n: int = 1, **options: Any) -> list[str]:
+def served(n: int = 1, n_tokens: int = N, **options: Any) -> list[str]:
     """Return the answers of an engine that serves, for `n` times the same question."""
     configured = settings(options.pop("draft", None), options.pop("scheduler"), **options)
     with Engine(configured, serves=LoopOptions("demo")) as engine:
-        return [asked(engine) for _ in range(n)]
+        return [asked(engine, n_tokens=n_tokens) for _ in range(n)]
 
 
 @pytest.fixture
@@ -84,10 +85,10 @@ def test_the_text_is_that_without_drafts(scheduler, draft):
 @pytest.mark.parametrize("draft_type", ["draft-simple", "self"])
 def test_a_clients_drafts_and_their_routes_are_those_of_generate(draft_type, draft, drafts):
     options = {"draft": draft} if draft_type == "draft-simple" else {"draft_type": "self"}
-    served(scheduler="moe-speq", **options)
+    served(n_tokens=MANY, scheduler="moe-speq", **options)
     of_client = list(drafts)
     drafts.clear()
-    generated(scheduler="moe-speq", **options)
+    generated(n_tokens=MANY, scheduler="moe-speq", **options)
     assert len(drafts) > 8
     for (ours, ours_routes), (theirs, theirs_routes) in zip(of_client, drafts, strict=True):
         assert ours == theirs
@@ -98,7 +99,7 @@ def test_a_clients_drafts_and_their_routes_are_those_of_generate(draft_type, dra
 
 def test_the_targets_routers_are_asked_about_the_drafts_states(draft):
     predictions = Predictions()
-    served(draft=draft, scheduler=predictions)
+    served(n_tokens=MANY, draft=draft, scheduler=predictions)
     assert len(predictions.real) == len(predictions.predicted) > 8
     assert predictions.fidelity.same.min() > 0.8
 
@@ -156,13 +157,13 @@ def test_each_place_has_its_text_and_shows_its_routes(source, p_min, draft, draf
     with Engine(settings(chosen, scheduler, **options), serves=LoopOptions("demo")) as engine:
         for prompt in PROMPTS:
             shown.clear()
-            texts.append(asked(engine, prompt))
+            texts.append(asked(engine, prompt, MANY))
             of_client.append(rows(told(shown)))
     shown.clear()
     with Engine(settings(chosen, scheduler, parallel=4, **options), serves=LoopOptions("demo")) as engine:
         assert engine.n_sequences == 4
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            assert list(pool.map(lambda prompt: asked(engine, prompt), PROMPTS)) == texts
+            assert list(pool.map(lambda prompt: asked(engine, prompt, MANY), PROMPTS)) == texts
     shown = told(shown)
     together = rows(shown)
     for i, known in enumerate(of_client):

@@ -9,21 +9,22 @@ from spac import _library, demo
 from tests.session.lab import asked
 
 PROGRAM = """
-import json, math, random, sys
+import ctypes, json, random, sys
 import llama_cpp
+import numpy as np
 
 given = json.load(sys.stdin)
 model = llama_cpp.Llama(given["model"], vocab_only=True, verbose=False)
 vocab = llama_cpp.llama_model_get_vocab(model.model)
 n = llama_cpp.llama_vocab_n_tokens(vocab)
-data = (llama_cpp.llama_token_data * n)()
+fresh = np.zeros(n, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+fresh["id"] = np.arange(n)
 
 def allowed(sampler):
-    for token in range(n):
-        data[token].id, data[token].logit = token, 0.0
-    tokens = llama_cpp.llama_token_data_array(data, n, -1, False)
-    llama_cpp.llama_sampler_apply(sampler, tokens)
-    return [data[i].id for i in range(n) if data[i].logit == 0]
+    found = fresh.copy()
+    data = found.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
+    llama_cpp.llama_sampler_apply(sampler, llama_cpp.llama_token_data_array(data, n, -1, False))
+    return found["id"][found["logit"] == 0].tolist()
 
 results = []
 for seed, text in enumerate(given["texts"]):

@@ -19,25 +19,36 @@ def kernel_of(text: str, folder: Path) -> Kernel:
     return kernels({"k": text}, folder)["k"]
 
 
+def folder_of(precompiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the precompiled header."""
+    folder = tmp_path_factory.mktemp("warps")
+    (folder / precompiled.name).symlink_to(precompiled)
+    return folder
+
+
 def warp_kernel(name: str, code: str, n_inputs: int = 1) -> str:
     return elementwise(name, code, [U4] * n_inputs, U4)
 
 
-@pytest.mark.parametrize(
-    ("mode", "b", "c", "source"),
-    [
-        ("bfly", 5, 0x1F, lambda i: i ^ 5),
-        ("up", 3, 0, lambda i: i - 3 if i >= 3 else i),
-        ("down", 3, 0x1F, lambda i: i + 3 if i + 3 < 32 else i),
-        ("idx", 9, 0x1F, lambda _: 9),
-        ("down", 2, 0x181F, lambda i: i + 2 if i % 8 + 2 < 8 else i),  # groups of eight
-        ("up", 2, 0x1800, lambda i: i - 2 if i % 8 >= 2 else i),
-    ],
-)
-def test_a_shuffle_brings_the_other_lanes_value(
-    mode: str, b: int, c: int, source: Callable[[int], int], ptx_folder: Path
-) -> None:
-    kernel = kernel_of(warp_kernel("k", f"shfl.sync.{mode}.b32 %d|%p1, %a, {b}, {c}, -1;"), ptx_folder)
+SHUFFLES: dict[str, tuple[str, Callable[[int], int]]] = {
+    "bfly": ("bfly.b32 %d|%p1, %a, 5, 0x1F", lambda i: i ^ 5),
+    "up": ("up.b32 %d|%p1, %a, 3, 0", lambda i: i - 3 if i >= 3 else i),
+    "down": ("down.b32 %d|%p1, %a, 3, 0x1F", lambda i: i + 3 if i + 3 < 32 else i),
+    "idx": ("idx.b32 %d|%p1, %a, 9, 0x1F", lambda _: 9),
+    "down_in_groups_of_eight": ("down.b32 %d|%p1, %a, 2, 0x181F", lambda i: i + 2 if i % 8 + 2 < 8 else i),
+    "up_in_groups_of_eight": ("up.b32 %d|%p1, %a, 2, 0x1800", lambda i: i - 2 if i % 8 >= 2 else i),
+}
+
+
+@pytest.fixture(scope="module")
+def shuffles(precompiled: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    texts = {name: warp_kernel(name, f"shfl.sync.{code}, -1;") for name, (code, _) in SHUFFLES.items()}
+    return kernels(texts, folder_of(precompiled, tmp_path_factory))
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_a_shuffle_brings_the_other_lanes_value(name: str, shuffles: dict[str, Kernel]) -> None:
+    kernel, source = shuffles[name], SHUFFLES[name][1]
     values, found = np.arange(100, 100 + N, dtype=U4), np.zeros(N, U4)
     assert kernel(values, found, block=(N,)) == []
     wanted = [values[i - i % 32 + source(i % 32)] for i in range(N)]
@@ -128,28 +139,41 @@ def fragments(matrix: np.ndarray, kind: np.dtype, per: int) -> np.ndarray:
     return np.ascontiguousarray(parts.transpose(1, 3, 2, 0, 4)).reshape(32, -1).view(U4)
 
 
-@pytest.mark.parametrize("shape", MATRICES)
-def test_matrices_of_a_warp_are_multiplied(shape: str, ptx_folder: Path) -> None:
+def product_of(shape: str, name: str) -> str:
+    """Return a kernel whose warp multiplies matrices of a shape. Its parameters are the lanes' words."""
     m, k, kind, result = MATRICES[shape]
-    rng = np.random.default_rng(2)
-    # Every type holds these values exactly.
-    a, b, c = (rng.integers(-8, 8, size) for size in ((m, k), (k, 8), (m, 8)))
     per = 4 // kind.itemsize
-    words = {"a": fragments(a, kind, per), "b": fragments(b.T, kind, per), "c": fragments(c, result, 2)}
-    n = {x: of_lanes.shape[1] for x, of_lanes in words.items()}
+    n = {"a": m * k // 32 // per, "b": k * 8 // 32 // per, "c": m * 8 // 32 * result.itemsize // 4}
     loads = "".join(
-        f"ld.param.u64 %rd1, [k_{x}]; mad.wide.u32 %rd2, %r1, {4 * n[x]}, %rd1; "
+        f"ld.param.u64 %rd1, [{name}_{x}]; mad.wide.u32 %rd2, %r1, {4 * n[x]}, %rd1; "
         + "".join(f"ld.global.u32 %{x}{i}, [%rd2+{4 * i}]; " for i in range(n[x]))
         for x in "abc"
     )
     fragment = {x: "{" + ", ".join(f"%{x}{i}" for i in range(n[x])) + "}" for x in "abc"}
     store = "".join(f"st.global.u32 [%rd2+{4 * i}], %c{i}; " for i in range(n["c"]))
-    text = f"""{HEAD}.visible .entry k(.param .u64 k_a, .param .u64 k_b, .param .u64 k_c) {{
+    params = ", ".join(f".param .u64 {name}_{x}" for x in "abc")
+    return f"""{HEAD}.visible .entry {name}({params}) {{
     .reg .b32 %r<4>; .reg .b32 %a<4>; .reg .b32 %b<4>; .reg .b32 %c<4>; .reg .b64 %rd<4>;
     mov.u32 %r1, %laneid; {loads}
     mma.sync.aligned.{shape} {fragment["c"]}, {fragment["a"]}, {fragment["b"]}, {fragment["c"]};
     {store} ret; }}"""
-    kernel = kernel_of(text, ptx_folder)
+
+
+@pytest.fixture(scope="module")
+def products(precompiled: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    texts = {f"k{i}": product_of(shape, f"k{i}") for i, shape in enumerate(MATRICES)}
+    made = kernels(texts, folder_of(precompiled, tmp_path_factory))
+    return dict(zip(MATRICES, made.values(), strict=True))
+
+
+@pytest.mark.parametrize("shape", MATRICES)
+def test_matrices_of_a_warp_are_multiplied(shape: str, products: dict[str, Kernel]) -> None:
+    m, k, kind, result = MATRICES[shape]
+    rng, kernel = np.random.default_rng(2), products[shape]
+    # Every type holds these values exactly.
+    a, b, c = (rng.integers(-8, 8, size) for size in ((m, k), (k, 8), (m, 8)))
+    per = 4 // kind.itemsize
+    words = {"a": fragments(a, kind, per), "b": fragments(b.T, kind, per), "c": fragments(c, result, 2)}
     assert kernel.unknown == []
     assert kernel(*words.values()) == []
     np.testing.assert_array_equal(words["c"], fragments(a @ b + c, result, 2))
