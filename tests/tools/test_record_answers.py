@@ -67,3 +67,8 @@ def test_other_files_get_one_line(tmp_path, content):
     (tmp_path / "prompts.jsonl").write_text(content)
     with pytest.raises(SystemExit, match="error: prompts must be lines"):
         main([str(tmp_path / "out.npz"), str(demo.TARGET), "--prompts", str(tmp_path / "prompts.jsonl")])
+
+
+def test_a_model_without_experts_gets_one_line(tmp_path):
+    with pytest.raises(SystemExit, match="error: no answer has a step of experts"):
+        main([str(tmp_path / "out.npz"), str(demo.DRAFT), "--number", "1", "--tokens", "4"])
