@@ -181,8 +181,10 @@ class CopyPrice:
         if self._costs is None or self._steps % COSTS_EVERY == 0:
             self._costs = view.costs.costs
         costs = self._costs
-        missed = np.where(resident, 0, view.demand)
-        pairs, distinct = missed.sum(axis=1), np.count_nonzero(missed, axis=1)
+        missed = np.flatnonzero((view.demand > 0) & ~resident)
+        layers = missed // view.n_expert
+        distinct = np.bincount(layers, minlength=view.n_layer)
+        pairs = np.bincount(layers, view.demand.flat[missed], view.n_layer)
         cpu = lost = saved = 0.0
         for layer, n_pair, n in zip(view.layers, pairs.tolist(), distinct.tolist(), strict=True):
             each = costs.experts[layer.pool]
