@@ -66,18 +66,19 @@ void check(const LogisticState & s, const LogisticStep & step) {
     }
 }
 
-// Returns Σ a b. Four sums, so that none waits for itself.
+// Returns Σ a b. Sixteen sums, so that none waits for itself.
 double product(const double * a, const double * b, int n) {
-    std::array<double, 4> sums = {};
-    for (int i = 0; i + 4 <= n; i += 4) {
-        for (int j = 0; j < 4; ++j) {
+    constexpr int             n_sum = 16;
+    std::array<double, n_sum> sums  = {};
+    for (int i = 0; i + n_sum <= n; i += n_sum) {
+        for (int j = 0; j < n_sum; ++j) {
             sums[j] += a[i + j] * b[i + j];
         }
     }
-    for (int i = n / 4 * 4; i < n; ++i) {
+    for (int i = n / n_sum * n_sum; i < n; ++i) {
         sums[0] += a[i] * b[i];
     }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 // Sums of the error, and of the error times each feature of the last step.
