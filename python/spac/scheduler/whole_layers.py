@@ -232,9 +232,9 @@ class _Pool:
         scattered = owner._exists[layers] & ~whole[:, None]
         n_slots = int(owner.slots_left[pool])
         kept = _largest(priority, scattered, n_slots)
-        of_kept = likely[kept]
-        order = np.sort(of_kept * (1 << 32) + np.arange(of_kept.size)) % (1 << 32)
-        sums, uses = (np.append(0, column[order].cumsum()) for column in (of_kept, used[kept]))
+        places = np.flatnonzero(kept)  # Masks of random bits take several times as long as indices.
+        places = places[np.sort(likely.ravel()[places] * (1 << 32) + np.arange(places.size)) % (1 << 32)]
+        sums, uses = (np.append(0, column.ravel()[places].cumsum()) for column in (likely, used))
         others = scattered & ~kept
         return cls(
             layers, owner._n_expert[layers], n_slots, whole, likely, used, kept, others,
@@ -302,7 +302,7 @@ class _Pool:
 
 def _largest(values: Int32Array | Int64Array, among: BoolArray, n: int) -> BoolArray:
     """Return the `n` largest values `among` those marked, bool of their shape; of equal ones, the first."""
-    some = values[among]
+    some = values.ravel()[np.flatnonzero(among)]
     if n <= 0 or not some.size:
         return np.zeros_like(among)
     if n >= some.size:
