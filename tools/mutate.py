@@ -113,7 +113,7 @@ MUTATIONS = (
     M("csrc/core/pinned_ranges.cpp", "tests/core", "border <= next->end", "border < next->end"),
     M("csrc/core/residency.cpp", "tests/core", "slot >= 0 ? 1 : -1", "slot >= 0 ? 1 : 0"),
     M("csrc/core/logistic.cpp", "tests/scheduler tests/core",
-      "n_slots > 0 && n_slots < values.size()", "n_slots > 0 && n_slots <= values.size()"),
+      "if (n >= std::accumulate(bins", "if (n > std::accumulate(bins"),
     M("csrc/backend/experts/demand.cpp", "tests/backend tests/core tests/engine/test_engine.py",
       "misses_cpu_ += first && !on_device", "misses_cpu_ += !on_device"),
     M("csrc/backend/split/host_part.cpp", "tests/backend",

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -16,11 +17,30 @@
 namespace spac {
 namespace {
 
-// Rounds to the nearest integer, ties to even, for |x| < 2^51. Where the compiler may not assume SSE4.1, nearbyint() is
-// a function call.
-double rounded(double x) {
-    constexpr double shift = 3.0 * (int64_t{1} << 51);
-    return (x + shift) - shift;
+// The integer nearest to x lies in the low bits of x + shift, for |x| < 2^51. std::nearbyint() and std::exp() are
+// calls, and compilers turn loops of what stands here into vector instructions.
+constexpr double shift = 3.0 * (int64_t{1} << 51);
+
+template <typename To, typename From> To bits_of(From x) {
+    static_assert(sizeof(To) == sizeof(From));
+    To bits;
+    std::memcpy(&bits, &x, sizeof(x));
+    return bits;
+}
+
+// Returns the integer nearest to x, ties to even, for |x| < 2^31.
+int32_t nearest(double x) { return static_cast<int32_t>(bits_of<int64_t>(x + shift)); }
+
+// Returns 1 / (1 + 2^-x) to 13 digits, for |x| <= most_bits. 2^-x is 2^k e^r with |r| <= log(2) / 2, and e^r is its
+// Padé approximant: the sum of even powers and odd ones over their difference.
+constexpr double most_bits = 1000;
+
+double sigmoid(double x) {
+    constexpr double log_2 = 0.6931471805599453;
+    const double     k = shift - x, r = (shift - k - x) * log_2, z = r * r;
+    const double     even = (30 * z + 3360) * z + 30240, odd = ((z + 420) * z + 15120) * r;
+    const double     up = bits_of<double>(bits_of<uint64_t>(even + odd) + (bits_of<uint64_t>(k) << 52));
+    return (even - odd) / (even - odd + up);
 }
 
 constexpr int     n_features = n_logistic_features;
@@ -46,39 +66,42 @@ void check(const LogisticState & s, const LogisticStep & step) {
     }
 }
 
-// Return 1 or 0, from the sign's bit. A comparison would become a branch that the processor cannot predict.
-int is_negative(int32_t x) { return static_cast<int>(static_cast<uint32_t>(x) >> 31); }
-int is_positive(int32_t x) { return static_cast<int>((0 - static_cast<uint32_t>(x)) >> 31); }
-
-// Returns Σ a b. Four sums, so that none waits for itself.
+// Returns Σ a b. Sixteen sums, so that none waits for itself.
 double product(const double * a, const double * b, int n) {
-    std::array<double, 4> sums = {};
-    for (int i = 0; i + 4 <= n; i += 4) {
-        for (int j = 0; j < 4; ++j) {
+    constexpr int             n_sum = 16;
+    std::array<double, n_sum> sums  = {};
+    for (int i = 0; i + n_sum <= n; i += n_sum) {
+        for (int j = 0; j < n_sum; ++j) {
             sums[j] += a[i + j] * b[i + j];
         }
     }
-    for (int i = n / 4 * 4; i < n; ++i) {
+    for (int i = n / n_sum * n_sum; i < n; ++i) {
         sums[0] += a[i] * b[i];
     }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 // Sums of the error, and of the error times each feature of the last step.
 class Gradient {
   public:
+    explicit Gradient(int n_expert) : errors_(n_expert), ones_(n_expert, 1.0) {}
+
     void add(const LogisticState & s, const int32_t * demand, int first) {
+        const int       n      = s.n_expert;
         const double *  p      = s.probability + first;
         const uint8_t * exists = s.exists + first;
-        errors_.resize(s.n_expert);
-        for (int e = 0; e < s.n_expert; ++e) {
-            errors_[e] = exists[e] * (p[e] - is_positive(demand[first + e]));
-            n_real_ += exists[e];
+        double *        errors = errors_.data();
+        for (int e = 0; e < n; ++e) {
+            errors[e] = p[e] - (demand[first + e] > 0 ? 1.0 : 0.0);
         }
+        for (int e = 0; e < n; ++e) { // not in the loop above: vectors of bytes and of doubles differ in length
+            errors[e] *= exists[e];
+        }
+        n_real_ += std::accumulate(exists, exists + n, 0);
         for (int f = 0; f < n_written(s); ++f) {
-            sums_[f] += product(errors_.data(), row(s, f) + first, s.n_expert);
+            sums_[f] += product(errors, row(s, f) + first, n);
         }
-        sums_[n_features] += std::accumulate(errors_.begin(), errors_.end(), 0.0);
+        sums_[n_features] += product(errors, ones_.data(), n);
     }
 
     void apply(const LogisticState & s, const LogisticOptions & options) const {
@@ -93,7 +116,7 @@ class Gradient {
   private:
     std::array<double, n_features + 1> sums_   = {};
     int                                n_real_ = 0;
-    std::vector<double>                errors_; // [N] of one layer
+    std::vector<double>                errors_, ones_; // [N] of one layer
 };
 
 // Computes the features that come from counts, layer by layer.
@@ -140,21 +163,22 @@ class Counts {
     std::array<double, 33> shares_ = {}; // share_of() of small counts
 };
 
-// Computes the features that come from routes.
-void place(const LogisticState & s, const LogisticStep & step) {
-    std::fill_n(row(s, position), static_cast<size_t>(2) * s.n_layer * s.n_expert, 0.0); // `rejected` lies behind it
-    const int32_t * route = step.routes;
-    for (int token = 0; route != nullptr && token < step.n_token; ++token) {
+// Computes the features of a layer that come from routes.
+void place(const LogisticState & s, const LogisticStep & step, int first) {
+    double * const x = row(s, position) + first;
+    double * const y = row(s, rejected) + first;
+    std::fill_n(x, s.n_expert, 0.0);
+    std::fill_n(y, s.n_expert, 0.0);
+    if (step.routes == nullptr) {
+        return;
+    }
+    const int32_t * expert = step.routes + static_cast<size_t>(first / s.n_expert) * step.n_token * step.n_used;
+    for (int token = 0; token < step.n_token; ++token) {
         const double at = (token + 1.0) / step.n_token, is_rejected = token >= step.n_token - step.n_rejected;
-        for (int il = 0; il < s.n_layer; ++il) {
-            const int32_t * experts = route + (static_cast<size_t>(il) * step.n_token + token) * step.n_used;
-            double * const  x       = row(s, position) + il * s.n_expert;
-            double * const  y       = row(s, rejected) + il * s.n_expert;
-            for (int u = 0; u < step.n_used; ++u) {
-                if (experts[u] >= 0) {
-                    x[experts[u]] = at;
-                    y[experts[u]] = is_rejected;
-                }
+        for (int u = 0; u < step.n_used; ++u, ++expert) {
+            if (*expert >= 0) {
+                x[*expert] = at;
+                y[*expert] = is_rejected;
             }
         }
     }
@@ -162,45 +186,79 @@ void place(const LogisticState & s, const LogisticStep & step) {
 
 // Computes the probabilities of a layer's experts, and their priorities.
 void predict(const LogisticState & s, const LogisticStep & step, int first, int32_t * priority) {
-    const double * const w = s.weights;
-    double * const       p = s.probability + first;
-    std::fill_n(p, s.n_expert, w[n_features]);
+    constexpr double     log2_e  = 1.4426950408889634;
+    const int            n       = s.n_expert;
+    const double * const w       = s.weights;
+    const uint8_t *      exists  = s.exists + first;
+    const int32_t *      slot_of = step.slot_of + first;
+    const double *       lately  = row(s, near) + first;
+    double * const       p       = s.probability + first;
+    std::fill_n(p, n, w[n_features]);
     for (int f = 0; f < n_written(s); ++f) {
-        const double * const x = row(s, f) + first;
-        for (int e = 0; e < s.n_expert; ++e) {
-            p[e] += w[f] * x[e];
+        const double * const x      = row(s, f) + first;
+        const double         weight = w[f];
+        for (int e = 0; e < n; ++e) {
+            p[e] += weight * x[e];
         }
     }
-    std::transform(p, p + s.n_expert, p, [](double logit) { return std::exp(-logit); });
-    const uint8_t * exists  = s.exists + first;
-    const int32_t * slot_of = step.slot_of + first;
-    const double *  lately  = row(s, near) + first;
-    const double    part    = 1 / (1 + step.hold);
-    for (int e = 0; e < s.n_expert; ++e) {
-        p[e]               = exists[e] * (1 / (1 + p[e]));
-        const double worth = (p[e] + step.hold * lately[e] + step.margin * (1 - is_negative(slot_of[e]))) * part;
-        priority[e]        = static_cast<int32_t>(rounded(worth * one));
+    for (int e = 0; e < n; ++e) { // Vectors have no bounds within larger loops.
+        p[e] = std::clamp(p[e] * log2_e, -most_bits, most_bits);
     }
+    for (int e = 0; e < n; ++e) {
+        p[e] = sigmoid(p[e]);
+    }
+    for (int e = 0; e < n; ++e) {
+        p[e] *= exists[e];
+    }
+    const double hold = step.hold, margin = step.margin, part = 1 / (1 + hold);
+    for (int e = 0; e < n; ++e) {
+        const double worth = (p[e] + hold * lately[e] + (slot_of[e] < 0 ? 0.0 : margin)) * part;
+        priority[e]        = nearest(worth * one);
+    }
+    for (int e = 0; e < n && s.whole[first / n] != 0; ++e) {
+        priority[e] += exists[e] != 0 ? above : 0;
+    }
+}
+
+// Returns the n-th largest of the values that `each` visits, and 1 if there are no more than n. Values are at least 0,
+// and less than 2 · above. Sorting them into bins is faster than std::nth_element() on all of them.
+template <typename Each> int32_t nth_largest(const Each & each, size_t n) {
+    constexpr int                               low_bits = 10;
+    std::array<size_t, (2 * above >> low_bits)> bins     = {};
+    const auto bin_of = [&](int32_t value) { return (static_cast<uint32_t>(value) >> low_bits) % bins.size(); };
+    each([&](int32_t value) { ++bins[bin_of(value)]; });
+    if (n >= std::accumulate(bins.begin(), bins.end(), size_t{0})) {
+        return 1;
+    }
+    size_t bin = bins.size() - 1;
+    for (; n > bins[bin]; --bin) {
+        n -= bins[bin];
+    }
+    std::vector<int32_t> values;
+    each([&](int32_t value) {
+        if (bin_of(value) == bin) {
+            values.push_back(value);
+        }
+    });
+    const auto nth = values.begin() + static_cast<std::ptrdiff_t>(n - 1);
+    std::nth_element(values.begin(), nth, values.end(), std::greater<>());
+    return *nth;
 }
 
 // Chooses the thresholds. Every pool wants as many experts as it has slots, and all that tie at the threshold. It wants
 // none of priority 0. Whole layers have slots of their own.
 void choose(const LogisticState & s, const int32_t * priority, int32_t * threshold) {
-    std::vector<int32_t> values;
     for (int pool = 0; pool < s.n_pool; ++pool) {
-        values.clear();
-        for (int il = 0; il < s.n_layer; ++il) {
-            if (s.pool[il] == pool && s.whole[il] == 0) {
-                values.insert(values.end(), priority + il * s.n_expert, priority + (il + 1) * s.n_expert);
+        const auto each = [&](auto && visit) {
+            for (int il = 0; il < s.n_layer; ++il) {
+                if (s.pool[il] == pool && s.whole[il] == 0) {
+                    std::for_each_n(priority + il * s.n_expert, s.n_expert, visit);
+                }
             }
-        }
-        const auto n_slots = static_cast<size_t>(std::max(0, s.pool_slots[pool]));
-        int32_t    least   = n_slots == 0 ? std::numeric_limits<int32_t>::max() : 1;
-        if (n_slots > 0 && n_slots < values.size()) {
-            const auto nth = values.begin() + static_cast<std::ptrdiff_t>(n_slots - 1);
-            std::nth_element(values.begin(), nth, values.end(), std::greater<>());
-            least = std::max(1, *nth);
-        }
+        };
+        const int     n_slots = s.pool_slots[pool];
+        const int32_t least   = n_slots > 0 ? std::max(1, nth_largest(each, static_cast<size_t>(n_slots)))
+                                            : std::numeric_limits<int32_t>::max();
         for (int il = 0; il < s.n_layer; ++il) {
             if (s.pool[il] == pool) {
                 threshold[il] = s.whole[il] == 0 ? least : above;
@@ -214,30 +272,24 @@ void choose(const LogisticState & s, const int32_t * priority, int32_t * thresho
 void logistic_step(const LogisticState & state, const LogisticOptions & options, const LogisticStep & step,
                    int32_t * priority, int32_t * threshold) {
     check(state, step);
-    const int    n      = state.n_layer * state.n_expert;
-    const bool   learns = std::any_of(state.probability, state.probability + n, [](double p) { return p > 0; });
-    const Counts counts(state, options, step);
-    Gradient     gradient;
+    const int      n      = state.n_layer * state.n_expert;
+    const bool     learns = std::any_of(state.probability, state.probability + n, [](double p) { return p > 0; });
+    const Counts   counts(state, options, step);
+    Gradient       gradient(state.n_expert);
+    TransitionStep transitions(state.transitions, step, state.exists);
     for (int first = 0; first < n; first += state.n_expert) {
         if (learns) {
             gradient.add(state, step.demand, first);
         }
         counts.move(first);
+        place(state, step, first);
+        transitions.move(first, row(state, popular) + first);
     }
     if (learns) {
         gradient.apply(state, options);
     }
-    place(state, step);
-    state.transitions.learn(step.demand, state.exists);
-    const bool known = step.routes != nullptr || step.n_verified == 1;
-    const int  last  = known ? step.n_verified - step.n_rejected - 1 : -1;
-    state.transitions.mark(step.demand, step.routes, step.n_token, step.n_used, last);
-    state.transitions.write(row(state, popular));
     for (int first = 0; first < n; first += state.n_expert) {
         predict(state, step, first, priority + first);
-        for (int e = 0; e < state.n_expert && state.whole[first / state.n_expert] != 0; ++e) {
-            priority[first + e] += state.exists[first + e] != 0 ? above : 0;
-        }
     }
     choose(state, priority, threshold);
 }

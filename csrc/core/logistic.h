@@ -4,7 +4,9 @@
 // several times as long as in a loop of their own. The reference in numpy is tests/scheduler/reference_logistic.py.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <vector>
 
 namespace spac {
 
@@ -25,17 +27,6 @@ struct Transitions {
     double first_steps; // steps that the first guess of the popularity counts for
     double floor;       // shares below it are as good as 0
     double least;       // a count below it becomes 0
-
-    // Learns from the step after the token that is marked. demand: [L, N]; exists: [L, N].
-    void learn(const int32_t * demand, const uint8_t * exists) const;
-
-    // Marks the experts of one token. demand: [L, N]; routes: [L, n_token, n_used], padded with -1, or null; token:
-    // the last accepted one's place in the routes. Without routes, the demand of a step of one token tells the same.
-    void mark(const int32_t * demand, const int32_t * routes, int n_token, int n_used, int token) const;
-
-    // Writes the features of the next step, [1 + 4, L, N]: log odds of the popularity, then the lift of each source.
-    // Features of sources that there are not become 0.
-    void write(double * features) const;
 };
 
 constexpr int n_most_sources = 4;
@@ -76,6 +67,37 @@ struct LogisticStep {
     int             n_verified, n_rejected; // tokens; the last n_rejected of them were rejected
     double          margin;                 // least gain in probability that is worth a copy
     double          hold;                   // weight of `near` beside the probability
+};
+
+// One step of the tables. It goes layer by layer, so that what a layer needs stays in the first cache.
+class TransitionStep {
+  public:
+    // Counts the step, and marks the experts of its last accepted token. Without routes, the demand of a step of one
+    // token tells them. exists: [L, N].
+    TransitionStep(const Transitions & tables, const LogisticStep & step, const uint8_t * exists);
+
+    // Learns from the step in the columns of the layer whose first expert is `first`. Then writes the features of the
+    // next step at `features`, which is the layer's row of [1 + S, L, N]: log odds of the popularity, and the lift of
+    // each source, which is 0 if no expert is marked.
+    void move(int first, double * features);
+
+  private:
+    // A row of a table, [L, N], and the weight of the step in it, or of it in an estimate.
+    struct Row {
+        float * cells;
+        float   weight;
+    };
+
+    float * row(int source, int expert) const;
+    void    count(const uint8_t * exists);
+    void    mark(const LogisticStep & step);
+    void    learn(int first);
+
+    const Transitions &                          t_;
+    const int32_t *                              demand_;
+    std::vector<Row>                             learned_;
+    std::array<std::vector<Row>, n_most_sources> marked_;
+    std::vector<float>                           came_, chance_, odds_, mean_; // [N] of one layer
 };
 
 // Updates the state, and writes the plan: priority[L, N] in units of 2^-20, and threshold[L]. Whole layers have

@@ -23,105 +23,122 @@ float logarithm(float x) {
     return static_cast<float>(k) * 0.693147180559945f + 2 * s * sum;
 }
 
-size_t n_cell(const Transitions & t) { return static_cast<size_t>(t.n_layer) * t.n_expert; }
-
-void learn_popularity(const Transitions & t, const int32_t * demand, const uint8_t * exists) {
-    const size_t n = n_cell(t);
-    if (*t.steps == 0) {
-        double used = 0, real = 0;
-        for (size_t i = 0; i < n; ++i) {
-            used += demand[i] > 0;
-            real += exists[i];
-        }
-        for (size_t i = 0; i < n; ++i) {
-            t.popularity[i] = exists[i] * (used / std::max(1.0, real));
-        }
-        *t.steps = t.first_steps;
-    }
-    *t.steps = t.kept * *t.steps + 1;
-    for (size_t i = 0; i < n; ++i) {
-        t.popularity[i] += ((demand[i] > 0 ? 1.0 : 0.0) - t.popularity[i]) / *t.steps;
-    }
-}
-
-// Writes the lift of one source, [L, N]: the mean of its marked rows, each shrunk toward the popularity, over the
-// popularity's odds.
-void write_lift(const Transitions & t, int source, const std::vector<float> & popularity,
-                const std::vector<float> & odds, std::vector<float> & mean, double * lift) {
-    const size_t n = n_cell(t), first = static_cast<size_t>(source) * t.n_expert;
-    int          n_marked = 0;
-    float        rest     = 0;
-    std::fill(mean.begin(), mean.end(), 0.0f);
-    for (size_t row = first; row < first + t.n_expert; ++row) {
-        if (t.marked[row] != 0) {
-            const float   share = t.seen[row] / (t.seen[row] + static_cast<float>(t.shrink));
-            const float * table = t.table + row * n;
-            for (size_t i = 0; i < n; ++i) {
-                mean[i] += table[i] * share;
-            }
-            rest += 1 - share;
-            ++n_marked;
-        }
-    }
-    if (n_marked == 0) {
-        std::fill_n(lift, n, 0.0);
-        return;
-    }
-    const float part = 1.0f / static_cast<float>(n_marked), floor = static_cast<float>(t.floor);
-    for (size_t i = 0; i < n; ++i) {
-        const float q = (mean[i] + rest * popularity[i]) * part;
-        lift[i]       = logarithm((q + floor) / ((1 - q + floor) * odds[i]));
-    }
-}
-
 } // namespace
 
-void Transitions::learn(const int32_t * demand, const uint8_t * exists) const {
-    learn_popularity(*this, demand, exists);
-    const size_t       n = n_cell(*this);
-    std::vector<float> came(n);
-    std::transform(demand, demand + n, came.begin(), [](int32_t count) { return count > 0 ? 1.0f : 0.0f; });
-    for (size_t row = 0; row < static_cast<size_t>(n_source) * n_expert; ++row) {
-        const float count = seen[row] * static_cast<float>(kept) + marked[row];
-        seen[row]         = count < static_cast<float>(least) ? 0.0f : count;
-        if (marked[row] != 0) {
-            const float   part = 1.0f / seen[row];
-            float * const mean = table + row * n;
-            for (size_t i = 0; i < n; ++i) {
-                mean[i] += (came[i] - mean[i]) * part;
+TransitionStep::TransitionStep(const Transitions & tables, const LogisticStep & step, const uint8_t * exists)
+    : t_(tables), demand_(step.demand), came_(t_.n_expert), chance_(t_.n_expert), odds_(t_.n_expert),
+      mean_(t_.n_expert) {
+    count(exists);
+    mark(step);
+}
+
+float * TransitionStep::row(int source, int expert) const {
+    return t_.table + (static_cast<size_t>(source) * t_.n_expert + expert) * t_.n_layer * t_.n_expert;
+}
+
+void TransitionStep::count(const uint8_t * exists) {
+    if (*t_.steps == 0) {
+        const int    n    = t_.n_layer * t_.n_expert;
+        const auto   used = std::count_if(demand_, demand_ + n, [](int32_t x) { return x > 0; });
+        const auto   real = std::max(std::ptrdiff_t{1}, std::count(exists, exists + n, uint8_t{1}));
+        const double part = static_cast<double>(used) / static_cast<double>(real);
+        std::transform(exists, exists + n, t_.popularity, [&](uint8_t x) { return x * part; });
+        *t_.steps = t_.first_steps;
+    }
+    *t_.steps = t_.kept * *t_.steps + 1;
+    for (int s = 0; s < t_.n_source; ++s) {
+        for (int e = 0; e < t_.n_expert; ++e) {
+            const int   i     = s * t_.n_expert + e;
+            const float count = t_.seen[i] * static_cast<float>(t_.kept) + t_.marked[i];
+            t_.seen[i]        = count < static_cast<float>(t_.least) ? 0.0f : count;
+            if (t_.marked[i] != 0) {
+                learned_.push_back({row(s, e), 1.0f / t_.seen[i]});
             }
         }
     }
 }
 
-void Transitions::mark(const int32_t * demand, const int32_t * routes, int n_token, int n_used, int token) const {
-    std::fill_n(marked, static_cast<size_t>(n_source) * n_expert, uint8_t{0});
-    for (int s = 0; s < n_source; ++s) {
-        uint8_t * const row = marked + static_cast<size_t>(s) * n_expert;
-        if (routes != nullptr && token >= 0 && token < n_token) {
-            const int32_t * const chosen = routes + (static_cast<size_t>(source[s]) * n_token + token) * n_used;
-            for (int u = 0; u < n_used; ++u) {
+void TransitionStep::mark(const LogisticStep & step) {
+    const bool known = step.routes != nullptr || step.n_verified == 1;
+    const int  token = known ? step.n_verified - step.n_rejected - 1 : -1;
+    for (int s = 0; s < t_.n_source; ++s) {
+        uint8_t * const marked = t_.marked + s * t_.n_expert;
+        std::fill_n(marked, t_.n_expert, uint8_t{0});
+        if (step.routes != nullptr && token >= 0 && token < step.n_token) {
+            const int32_t * const chosen =
+                step.routes + (static_cast<size_t>(t_.source[s]) * step.n_token + token) * step.n_used;
+            for (int u = 0; u < step.n_used; ++u) {
                 if (chosen[u] >= 0) {
-                    row[chosen[u]] = 1;
+                    marked[chosen[u]] = 1;
                 }
             }
-        } else if (routes == nullptr && token == 0) {
-            const int32_t * const counts = demand + static_cast<size_t>(source[s]) * n_expert;
-            std::transform(counts, counts + n_expert, row, [](int32_t count) { return count > 0 ? 1 : 0; });
+        } else if (step.routes == nullptr && token == 0) {
+            const int32_t * const counts = demand_ + t_.source[s] * t_.n_expert;
+            std::transform(counts, counts + t_.n_expert, marked, [](int32_t count) { return count > 0 ? 1 : 0; });
+        }
+        for (int e = 0; e < t_.n_expert; ++e) {
+            if (marked[e] != 0) {
+                const float seen = t_.seen[s * t_.n_expert + e];
+                marked_[s].push_back({row(s, e), seen / (seen + static_cast<float>(t_.shrink))});
+            }
         }
     }
 }
 
-void Transitions::write(double * features) const {
-    const size_t       n       = n_cell(*this);
-    const auto         floor_f = static_cast<float>(floor);
-    std::vector<float> chance(popularity, popularity + n), odds(n), mean(n);
-    for (size_t i = 0; i < n; ++i) {
-        odds[i]     = (chance[i] + floor_f) / (1 - chance[i] + floor_f);
-        features[i] = logarithm(odds[i]);
+void TransitionStep::learn(int first) {
+    const int       n          = t_.n_expert;
+    const int32_t * demand     = demand_ + first;
+    double *        popularity = t_.popularity + first;
+    float *         came       = came_.data();
+    const double    part       = 1 / *t_.steps;
+    for (int e = 0; e < n; ++e) {
+        came[e] = demand[e] > 0 ? 1.0f : 0.0f;
     }
-    for (int s = 0; s < n_source; ++s) {
-        write_lift(*this, s, chance, odds, mean, features + (1 + s) * n);
+    for (int e = 0; e < n; ++e) {
+        popularity[e] += (came[e] - popularity[e]) * part;
+    }
+    for (const auto & [cells, weight] : learned_) {
+        float * mean = cells + first;
+        for (int e = 0; e < n; ++e) {
+            mean[e] += (came[e] - mean[e]) * weight;
+        }
+    }
+}
+
+void TransitionStep::move(int first, double * features) {
+    learn(first);
+    const int      n          = t_.n_expert;
+    const auto     floor      = static_cast<float>(t_.floor);
+    const double * popularity = t_.popularity + first;
+    float * const  chance     = chance_.data();
+    float * const  odds       = odds_.data();
+    float * const  mean       = mean_.data();
+    for (int e = 0; e < n; ++e) {
+        chance[e]   = static_cast<float>(popularity[e]);
+        odds[e]     = (chance[e] + floor) / (1 - chance[e] + floor);
+        features[e] = logarithm(odds[e]);
+    }
+    for (int s = 0; s < t_.n_source; ++s) {
+        features += static_cast<size_t>(t_.n_layer) * n;
+        if (marked_[s].empty()) {
+            std::fill_n(features, n, 0.0);
+            continue;
+        }
+        // The mean of the marked rows, each shrunk toward the popularity, over the popularity's odds.
+        std::fill_n(mean, n, 0.0f);
+        float rest = 0;
+        for (const auto & [cells, weight] : marked_[s]) {
+            const float * table = cells + first;
+            for (int e = 0; e < n; ++e) {
+                mean[e] += table[e] * weight;
+            }
+            rest += 1 - weight;
+        }
+        const float part = 1.0f / static_cast<float>(marked_[s].size());
+        for (int e = 0; e < n; ++e) {
+            const float q = (mean[e] + rest * chance[e]) * part;
+            features[e]   = logarithm((q + floor) / ((1 - q + floor) * odds[e]));
+        }
     }
 }
 

@@ -46,7 +46,7 @@ class Transitions:
             self.popularity[self._exists] = used.sum() / max(1, int(self._exists.sum()))
             self.steps[0] = FIRST_STEPS
         self.steps[0] = KEPT * self.steps[0] + 1
-        self.popularity += (used - self.popularity) / self.steps[0]
+        self.popularity += (used - self.popularity) * (1 / self.steps[0])
         came = used.astype(np.float32)
         self.seen *= np.float32(KEPT)
         self.seen += self.marked

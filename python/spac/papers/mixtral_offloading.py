@@ -10,7 +10,7 @@ import numpy as np
 
 from spac.machine.arrays import BoolArray, Int32Array
 from spac.scheduler.base import Event, Plan, View, share_slots
-from spac.scheduler.lru import LruScheduler
+from spac.scheduler.lru import LruScheduler, by_place
 
 _MISSED = 1 << 20  # within a step, experts that were missed count as used later
 
@@ -54,9 +54,11 @@ class MixtralOffloadingScheduler(LruScheduler):
         super().on(Event.START, view)
         self._seen = np.zeros(view.n_layer, np.bool_)
         self._step = 1
-        self._share = self._shares(view)
-        for row, layer, share in zip(self._used, view.layers, self._share, strict=True):
+        shares = self._shares(view)
+        self._by_place = by_place(shares, view.n_expert)
+        for row, layer, share in zip(self._used, view.layers, shares, strict=True):
             row[layer.n_expert - share : layer.n_expert] = np.arange(1, share + 1)
+        self._sort()
         return self._plan()
 
     def _shares(self, view: View) -> Int32Array:
@@ -71,3 +73,4 @@ class MixtralOffloadingScheduler(LruScheduler):
         used = (view.demand > 0) & rows[:, None]
         order = np.arange(1, view.n_expert + 1) + _MISSED * (view.slot_of < 0)
         np.copyto(self._used, (self._step << 32) + order, where=used)
+        self._sort()

@@ -129,6 +129,7 @@ class SpMoeScheduler(LruScheduler):
         count = activations_of(routes, view.n_expert).astype(np.int64)
         time = ((self._step + 1) << 32) - _LATER
         np.copyto(self._used, time + 2 * count + (view.slot_of >= 0), where=count > 0)
+        self._sort()
         return self._load(count > 0)
 
     def _layers_to_predict(self, view: View) -> Int32Array:

@@ -172,7 +172,7 @@ class LogisticScheduler(Scheduler):
             self._whole, self._last = WholeLayers(view), None
             self._native = self._make_native(view)
             return Plan.nothing(view.n_layer, view.n_expert)
-        if view.n_verified == 0 or not view.demand.any():
+        if view.n_verified == 0 or view.demand.max(initial=0) == 0:
             return None
         if self._makes_whole:
             self._whole.observe(view, self.probability, self._last)

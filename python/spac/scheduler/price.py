@@ -82,7 +82,7 @@ class Reuse:
         if not self._left:
             return
         self._now += float(
-            np.count_nonzero(demand.flat[self._absent]) - np.count_nonzero(demand.flat[self._resident])
+            np.count_nonzero(demand.ravel()[self._absent]) - np.count_nonzero(demand.ravel()[self._resident])
         )
         self._left -= 1
         if not self._left:
@@ -116,7 +116,7 @@ class Reuse:
             return
         absent = np.argpartition(np.where(resident, -1.0, probability), -n, axis=None)[-n:]
         kept = np.argpartition(np.where(resident, probability, 2.0), n - 1, axis=None)[:n]
-        gap = float(probability.flat[absent].sum() - probability.flat[kept].sum())
+        gap = float(probability.ravel()[absent].sum() - probability.ravel()[kept].sum())
         if gap < _LEAST_GAP * n:
             return
         self._now, self._gap = 0.0, gap
@@ -181,8 +181,10 @@ class CopyPrice:
         if self._costs is None or self._steps % COSTS_EVERY == 0:
             self._costs = view.costs.costs
         costs = self._costs
-        missed = np.where(resident, 0, view.demand)
-        pairs, distinct = missed.sum(axis=1), np.count_nonzero(missed, axis=1)
+        missed = np.flatnonzero((view.demand > 0) & ~resident)
+        layers = missed // view.n_expert
+        distinct = np.bincount(layers, minlength=view.n_layer)
+        pairs = np.bincount(layers, view.demand.ravel()[missed], view.n_layer)
         cpu = lost = saved = 0.0
         for layer, n_pair, n in zip(view.layers, pairs.tolist(), distinct.tolist(), strict=True):
             each = costs.experts[layer.pool]

@@ -56,7 +56,9 @@ _SHARE = 0.05  # share of a look in the averages; about 20 looks count
 _HORIZON = 1024.0  # steps in which copies are to be repaid, because demand changes
 _NEED = 0.25  # share of the hand-off that a layer must gain to join, because expected gains are uncertain
 _AT_ONCE = 4  # at most 1/4 of a pool changes at once: of its layers, and of its slots for a trial
-_FIRST = (1 << 32) - 1  # for keys of equal priority: the lower index gets the higher key
+
+
+_Rows = slice | npt.NDArray[np.intp]
 
 
 class WholeLayers:
@@ -125,16 +127,17 @@ class WholeLayers:
         self.slots_left[:] = [self._left(pool) for pool in range(len(self.slots_left))]
 
     def _look(self, pool: int, costs: Costs, likely: Int64Array, priority: Int32Array, view: View) -> bool:
-        mine = np.flatnonzero(self._pool == pool)
+        of_pool = self._pool == pool
+        mine: _Rows = slice(None) if of_pool.all() else np.flatnonzero(of_pool)  # A slice copies nothing.
         used = (view.demand[mine] > 0) & self._exists[mine]
-        distinct = int(used.sum())
+        distinct = np.count_nonzero(used)
         if not distinct:
             return False
         unit, hand_off_s = costs.experts[pool], costs.hand_off_s
         each = unit.cpu_expert_s + unit.cpu_pair_s * (int(view.demand[mine].sum()) / distinct)
         if each <= 0:
             return False
-        pool_view = _Pool.of(self, pool, mine, likely[mine], priority[mine], used)
+        pool_view = _Pool.of(self, pool, np.flatnonzero(of_pool), likely[mine], priority[mine], used)
         self._looks[pool] += 1
         ratios = pool_view.ratios(max(1.0 / self._looks[pool, 0], _SHARE), self._seen[pool])
         hand_off, now = pool_view.gains(ratios, hand_off_s or 0.0, unit.device_expert_s, each)
@@ -228,10 +231,10 @@ class _Pool:
         whole = owner.whole[layers] > 0
         scattered = owner._exists[layers] & ~whole[:, None]
         n_slots = int(owner.slots_left[pool])
-        index = np.arange(likely.size, dtype=np.int64).reshape(likely.shape)
-        kept = _largest(priority.astype(np.int64) * (1 << 32) + (_FIRST - index), scattered, n_slots)
-        order = np.sort(likely[kept] * (1 << 32) + index[kept]) % (1 << 32)
-        sums, uses = (np.append(0, column.ravel()[order].cumsum()) for column in (likely, used))
+        kept = _largest(priority, scattered, n_slots)
+        places = np.flatnonzero(kept)  # Masks of random bits take several times as long as indices.
+        places = places[np.sort(likely.ravel()[places] * (1 << 32) + np.arange(places.size)) % (1 << 32)]
+        sums, uses = (np.append(0, column.ravel()[places].cumsum()) for column in (likely, used))
         others = scattered & ~kept
         return cls(
             layers, owner._n_expert[layers], n_slots, whole, likely, used, kept, others,
@@ -245,8 +248,12 @@ class _Pool:
     @cached_property
     def best(self) -> BoolArray:
         """The most likely of the others, as many as the largest layer has experts; bool [M, N]."""
-        index = np.arange(self.likely.size, dtype=np.int64).reshape(self.likely.shape)
-        return _largest(self.likely * (1 << 32) + (_FIRST - index), self.others, int(self.n_expert.max()))
+        return _largest(self.likely, self.others, int(self.n_expert.max()))
+
+    @cached_property
+    def of_others(self) -> Int64Array:
+        """The sums of `likely` over the others of every layer, int64 [M]."""
+        return np.asarray((self.likely * self.others).sum(axis=1))
 
     def ratios(self, share: float, seen: Float64Array) -> list[float]:
         """Return how often predictions come true, for three groups.
@@ -259,8 +266,8 @@ class _Pool:
         best = self.best
         now = [
             (self.sums[least], self.uses[least]),
-            (self.likely[self.others].sum(), self.used[self.others].sum()),
-            (self.likely[best].sum(), self.used[best].sum()),
+            (self.of_others.sum(), np.count_nonzero(self.used & self.others)),
+            (self.likely[best].sum(), np.count_nonzero(self.used & best)),
         ]
         found = []
         for row, (predicted, came) in zip(seen, now, strict=True):
@@ -278,7 +285,7 @@ class _Pool:
         """
         saved = hand_off_s - device_expert_s * (self.likely.sum(axis=1) / UNIT)
         # Whole layers have no `others`, so they are brought nothing.
-        brought = ratios[1] * ((self.likely * self.others).sum(axis=1) / UNIT)
+        brought = ratios[1] * (self.of_others / UNIT)
         lost = ratios[0] * (self.sums[np.minimum(self.missing, len(self.sums) - 1)] / UNIT)
         best, n_best = int(self.likely[self.best].sum()), int(self.best.sum())
         for i in np.flatnonzero(self.whole):
@@ -293,12 +300,15 @@ class _Pool:
         return saved / each, saved / each + brought - lost
 
 
-def _largest(keys: Int64Array, among: BoolArray, n: int) -> BoolArray:
-    """Return the `n` largest keys `among` those marked, bool of the keys' shape. All keys differ."""
-    some = keys[among]
+def _largest(values: Int32Array | Int64Array, among: BoolArray, n: int) -> BoolArray:
+    """Return the `n` largest values `among` those marked, bool of their shape; of equal ones, the first."""
+    some = values.ravel()[np.flatnonzero(among)]
     if n <= 0 or not some.size:
         return np.zeros_like(among)
     if n >= some.size:
         return among
     least = np.partition(some, some.size - n)[some.size - n]
-    return np.asarray(among & (keys >= least))
+    largest = np.asarray(among & (values > least))
+    ties = np.flatnonzero(among & (values == least))
+    largest.ravel()[ties[: n - np.count_nonzero(largest)]] = True
+    return largest
