@@ -25,6 +25,7 @@ QUESTIONS = {
         "perplexity",
         "Is the perplexity of real text that of llama.cpp, in every form of the split?",
     ),
+    "mtp_sensor": ("mtp_sensor", "Does a prediction layer foretell the experts of the next token?"),
     "cards": ("cards", "What did users' cards give? (the table of docs/cards.md)"),
     "gpu": ("gpu_suite.visit", "Does everything work on a card, and how fast is it there?"),
     "pack": ("gpu_suite.pack", "What does a machine with a card and without a network need?"),

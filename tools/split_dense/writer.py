@@ -141,28 +141,27 @@ def add_prediction(path: Path, layer: Mapping[str, Array]) -> None:
     last = f"blk.{n_layer - 1}."
     for name in (name for name in tensors if name.startswith(last)):
         plain, _, end = name.removeprefix(last).rpartition(".")
-        matrix = plain.removesuffix("_exps").removesuffix("_shexp")
-        values = layer.get(matrix, np.zeros(n_expert, np.float32))  # the bias of the choice is zero
-        if (
-            matrix != plain
-        ):  # neurons are the first dimension of the gate and up matrices, and the last of down
-            neurons = values if matrix != "ffn_down" else values.T
-            neurons = (
-                neurons[:n_routed].reshape(n_expert, -1, neurons.shape[1])
-                if "_exps" in plain
-                else neurons[n_routed:]
-            )
-            values = neurons if matrix != "ffn_down" else neurons.swapaxes(-1, -2)
+        values = _part(layer, plain, n_expert, n_routed)
         kind = tensors[name].tensor_type
-        _add(
-            writer, f"blk.{n_layer}.{plain}.{end}", quants.quantize(np.ascontiguousarray(values), kind), kind
-        )
+        _add(writer, f"blk.{n_layer}.{plain}.{end}", quants.quantize(values, kind), kind)
     for name, values in layer.items():
         if name.startswith("nextn."):
             kind = DOWN if values.ndim > 1 else GGMLQuantizationType.F32
             _add(writer, f"blk.{n_layer}.{name}.weight", quants.quantize(values, kind), kind)
     finish(writer)
     path.with_suffix(".partial").replace(path)
+
+
+def _part(layer: Mapping[str, Array], name: str, n_expert: int, n_routed: int) -> Array:
+    """Return the values of one tensor of a layer, such as "ffn_up_exps"."""
+    matrix, _, kind = name.rpartition("_")
+    if kind not in ("exps", "shexp"):
+        return layer.get(name, np.zeros(n_expert, np.float32))  # the bias of the choice is zero
+    is_down = matrix == "ffn_down"  # its last dimension has the neurons, the others' first one
+    neurons = layer[matrix].T if is_down else layer[matrix]
+    shared, routed = neurons[n_routed:], neurons[:n_routed].reshape(n_expert, -1, neurons.shape[1])
+    values = routed if kind == "exps" else shared
+    return np.ascontiguousarray(values.swapaxes(-1, -2) if is_down else values)
 
 
 def _copy_values(writer: GGUFWriter, reader: GGUFReader, without: Collection[str] = ()) -> None:
