@@ -11,6 +11,7 @@ Whoever makes tests fewer or shorter runs it before and after.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -69,7 +70,7 @@ MUTATIONS = (
     M("scheduler/whole_layers.py", "tests/scheduler",
       "gain[i] < -(pool.n_expert[i] * price)", "gain[i] > -(pool.n_expert[i] * price)"),
     M("scheduler/whole_layers.py", "tests/scheduler",
-      "(_FIRST - index), scattered", "(_FIRST + index), scattered"),
+      "ties[: n - np.count_nonzero(largest)]", "ties[np.count_nonzero(largest) - n :]"),
     M("scheduler/demand.py", "tests/scheduler tests/replay",
       "np.maximum(verified - 1, 0)", "np.maximum(verified, 0)"),
     M("scheduler/driver.py", "tests/scheduler tests/engine/test_schedule_beside.py",
@@ -190,7 +191,16 @@ def found(mutation: Mutation, root: Path) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the mutations of these numbers, all by default, and return the exit code."""
-    numbers = [int(each) for each in arguments] or range(1, len(MUTATIONS) + 1)
+    every = range(1, len(MUTATIONS) + 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "numbers", type=int, nargs="*", choices=every, metavar=f"1..{len(every)}", default=every
+    )
+    numbers = parser.parse_args(arguments).numbers
     missed = 0
     with copied() as root:
         for number in numbers:

@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from tools.patches import source
 from tools.patches.operators import MASKS, POISON, Ids, Shape, masked
 
+pytestmark = pytest.mark.nightly
+
 HERE = Path(__file__).parent
 CUDA = "ggml/src/ggml-cuda/"
 ffi = FFI()

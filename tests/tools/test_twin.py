@@ -25,6 +25,8 @@ from tools.twin.measure import Measured, in_chain, measure, run
 from tools.twin.vocabulary import LEAST, make_vocabulary
 from tools.twin.writer import Mix, Twin, quantize, random_numbers, write_twin
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 BILLIONS = {
     "qwen3-30b-a3b": 30.53,

@@ -57,7 +57,6 @@ _HORIZON = 1024.0  # steps in which copies are to be repaid, because demand chan
 _NEED = 0.25  # share of the hand-off that a layer must gain to join, because expected gains are uncertain
 _AT_ONCE = 4  # at most 1/4 of a pool changes at once: of its layers, and of its slots for a trial
 
-
 _Rows = slice | npt.NDArray[np.intp]
 
 
