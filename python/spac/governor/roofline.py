@@ -92,6 +92,7 @@ class RooflineGovernor(Governor):
                 self._draft = DraftTime(costs.draft_base_s, costs.draft_token_s)
         self._step = 0
         self._k = self._chosen = self._last = 0  # lengths: in force, for the next step, of the last one
+        self._changed = False  # True if the last step had another length than the one before
         self._queue = [0]  # lengths of the next steps, which come before the one in force
         self._probing = False
         self._offered = [0] * (longest + 1)  # per length, the last step in which a draft had it
@@ -171,15 +172,15 @@ class RooflineGovernor(Governor):
             return
         self._catch_up()
         speed = self._speed.factor
-        changed, self._last = k != self._last, k
+        self._changed, self._last = k != self._last, k
         self._learn_acceptance(k, n, n_accepted)
         if self.curve is not None:
-            self._compare(k, n, n_accepted + 1, changed, draft_s, step_s)
+            self._compare(k, n, n_accepted + 1, draft_s, step_s)
         if misses >= 0:
             self._learn_misses(n + 1, misses, miss_s / speed)
         if k and self._foreseen is not None and (window := self._foreseen()) is not None:
             self._misses.foresee(window)
-        passing = changed and self._change_matters
+        passing = self._changed and self._change_matters
         known = self._price * float(self._misses.expected[n]) if self._splits else 0.0
         self._times.add(n + 1, (step_s - draft_s) / speed - known, self._step, passing=passing, speed=speed)
 
@@ -211,13 +212,13 @@ class RooflineGovernor(Governor):
         if misses:
             self._price += (seconds / misses - self._price) * (0.05 if self._price else 1.0)
 
-    def _compare(self, k: int, n: int, n_tokens: int, changed: bool, draft_s: float, step_s: float) -> None:
+    def _compare(self, k: int, n: int, n_tokens: int, draft_s: float, step_s: float) -> None:
         """Compare a step with its expectation; update the machine's speed, the cost of a change, the budget.
 
         A probe costs the time beyond that in which the present best makes as many tokens. It does not pay for
         spikes of the machine. It pays for a draft model that first has to catch up with the text.
         """
-        speed = self._speed.factor
+        speed, changed = self._speed.factor, self._changed
         drafting = self._draft.seconds(n) if k else 0.0
         expected = self._verify[n] * speed + drafting
         if changed:
@@ -318,8 +319,11 @@ class RooflineGovernor(Governor):
 
         Each of the first steps has the length with the best geometric mean of what it has shown and what it
         promises. The second of these steps has a draft, and no draft is much longer than the double of those
-        before. Later `Probes.pick` chooses.
+        before. A new length has two steps, because an interruption of a single one, or its first use, would
+        rule the length out. Later `Probes.pick` chooses.
         """
+        if self._is_new and self._changed and 0 < self._last <= k_max:
+            return self._last
         offered = np.maximum.accumulate(np.array(self._offered[:0:-1], np.float64))[::-1]
         hope = (1 - np.exp((offered - self._step) / 24)) * (not self._is_new)
         certain = now.tokens / now.cycle
