@@ -31,7 +31,7 @@ class Text(NamedTuple):
     tokens: Tensor
     """int64 [B, T]."""
     states: Tensor
-    """What the prediction layer gets: the last hidden states after the last norm, [B, T, d]."""
+    """The prediction layer's inputs: the last hidden states after the last norm, [B, T, d]."""
     routes: Tensor
     """The experts of each token, uint8 [B, T, L, used]."""
 
