@@ -141,7 +141,10 @@ def recall(probability: Array, used: Array, n: int) -> float:
 
 def signals(args: argparse.Namespace) -> tuple[Trace, Array, dict[str, Array], list[float]]:
     """Return the routes, used experts and signals [T, L, N], and the shares of right drafts."""
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(f"the model is computed with torch: pip install torch==2.13.0 ({error})") from None
 
     from spac.model.c_api import Model
     from tools.split_dense import prediction

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import sys
 
+import numpy as np
+import pytest
+
+from bench.__main__ import main
 from bench.mtp_sensor import Told, fitted, lifts, odds, probed, recall
 from bench.schedulers.trace import Trace
 from spac.replay import replay
@@ -51,3 +55,16 @@ def test_a_wrong_draft_lifts_the_wrong_experts():
     used[np.arange(80), 0, signs[:, 0]] = 1
     found = lifts(signs, used, 1 - signs)
     assert (found[4:].argmax(-1) == 1 - signs[4:]).all()
+
+
+def test_without_torch_or_a_split_model_there_is_one_line(tiny_model, monkeypatch, capsys):
+    words = ["mtp_sensor", str(tiny_model("qwen3moe"))]
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "pip install torch" in error
+    assert error.count("\n") == 1
+    pytest.importorskip("torch", reason="the model is computed with torch")
+    assert main(words) == 2
+    assert "is no split model: make one with" in capsys.readouterr().err

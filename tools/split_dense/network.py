@@ -16,6 +16,7 @@ from gguf import GGUFReader, quants
 from torch import Tensor
 from torch.nn import functional
 
+from spac.errors import InputError
 from tools.split_dense.writer import RESULT
 
 TYPE = torch.bfloat16
@@ -42,6 +43,8 @@ class Split:
     def __init__(self, path: Path) -> None:
         reader = GGUFReader(path)
         self.raw = {each.name: each for each in reader.tensors}
+        if "blk.0.ffn_gate_shexp.weight" not in self.raw or f"{RESULT}.expert_count" not in reader.fields:
+            raise InputError(f"{path} is no split model: make one with `python -m tools.split_dense`")
 
         def value(key: str) -> Any:
             return reader.fields[f"{RESULT}.{key}"].contents()
