@@ -11,11 +11,14 @@ namespace spac {
 
 class LoopLock : NotCopied {
   public:
-    // Begins to compute, when nobody works or waits to work.
-    void enter() {
+    // Begins to compute, when nobody works or waits to work. Returns true if it waited.
+    bool enter() {
         std::unique_lock hold(lock_);
-        changed_.wait(hold, [&] { return owner_ == std::thread::id() && n_waiting_ == 0; });
+        const auto       is_free = [&] { return owner_ == std::thread::id() && n_waiting_ == 0; };
+        const bool       waits   = !is_free();
+        changed_.wait(hold, is_free);
         owner_ = std::this_thread::get_id();
+        return waits;
     }
     // Begins to work, when nobody computes or works.
     void work() {
@@ -49,11 +52,14 @@ class LoopLock : NotCopied {
 // A region in which the loop computes, and nobody changes the slots.
 class LoopRegion : NotCopied {
   public:
-    explicit LoopRegion(LoopLock & lock) : lock_(lock) { lock_.enter(); }
+    explicit LoopRegion(LoopLock & lock) : lock_(lock), has_waited_(lock_.enter()) {}
     ~LoopRegion() { lock_.leave(); }
+
+    bool has_waited() const { return has_waited_; }
 
   private:
     LoopLock & lock_;
+    bool       has_waited_;
 };
 
 } // namespace spac

@@ -62,7 +62,10 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
     if (ctx != target_) {
         const auto start  = Clock::now();
         const int  status = run();
-        draft_ns_ += ns_since(start);
+        // What the draft's context reads of a batch belongs to the batch.
+        auto & time = !step_.verified ? step_.prefill_ns : n_awaited_ > 0 ? step_.batch.draft_ns : draft_ns_;
+        time += ns_since(start);
+        verified_ = Clock::now();
         return status;
     }
     int n_tokens = 0;
@@ -72,14 +75,17 @@ int LoopHooks::decode(const llama_context * ctx, const std::function<int()> & ru
     const bool       embeds = target_->get_cparams().embeddings;
     const LoopRegion region(*lock_);
     int              status = 0;
+    is_stepping_            = !embeds && n_outputs == n_tokens;
+    if (!is_stepping_ || region.has_waited()) {
+        ended_.reset();
+    }
     {
         const RowsOfLogits    room(*target_, n_rows);
         const Interrupt::Call call(interrupt_);
         step_    = {};
         windows_ = std::move(windows);
         parts_.clear();
-        is_stepping_ = !embeds && n_outputs == n_tokens;
-        status = embeds ? run() : n_outputs == n_tokens ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
+        status = embeds ? run() : is_stepping_ ? verify(run, n_tokens) : evaluate(run, n_tokens, n_outputs);
     }
     verified_ = Clock::now();
     std::exception_ptr fault;
@@ -167,7 +173,7 @@ int LoopHooks::verify(const std::function<int()> & run, int n_tokens) {
     scope.span.count = n_tokens;
     const auto start = Clock::now();
     if (!has_drafted_) {
-        start_ = start;
+        start_ = ended_.value_or(start);
         if (drafts_ != nullptr) {
             drafts_->pass();
         }
@@ -217,7 +223,7 @@ int LoopHooks::evaluate(const std::function<int()> & run, int n_tokens, int n_ou
     }
     has_drafted_     = false; // a draft that was verified beside a prompt is none of the next step's
     step_.n_prompt   = n_tokens - n_outputs;
-    step_.prefill_ns = ns_since(start);
+    step_.prefill_ns = ns_since(start) + std::exchange(draft_ns_, 0);
     if (status == 0 && n_outputs == 0 && more_.step_end) {
         more_.step_end(step_, static_cast<double>(step_.prefill_ns) / 1e9);
     }

@@ -11,7 +11,10 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         run();
         return;
     }
-    const LoopRegion                               region(*lock_);
+    const LoopRegion region(*lock_);
+    if (region.has_waited()) {
+        ended_.reset();
+    }
     std::vector<ParallelDrafts::Request>           requests;
     std::vector<common_speculative_draft_params *> asked;
     for (int i = 0; i < n_slots_; ++i) {
@@ -42,8 +45,9 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         return;
     }
     SpanScope scope(*trace_, Activity::draft);
-    start_       = Clock::now();
-    is_drafting_ = true;
+    const auto start = Clock::now();
+    start_           = ended_.value_or(start);
+    is_drafting_     = true;
     try {
         if (drafts_ == nullptr) {
             run();
@@ -66,7 +70,7 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
         throw;
     }
     is_drafting_ = false;
-    draft_ns_ += ns_since(start_);
+    draft_ns_ += ns_since(start);
     std::vector<int32_t> all;
     for (const auto & each : requests) {
         all.insert(all.end(), each.draft->begin(), each.draft->end());

@@ -111,6 +111,7 @@ int LoopHooks::n_scored() const {
 
 void LoopHooks::bound(common_params_sampling & params) {
     is_stepping_ = false;
+    ended_.reset();
     count_grammar(nullptr);
     // More tokens than the context has never come, but llama.cpp takes memory for them.
     const auto most           = static_cast<int32_t>(llama_n_ctx(target_));
@@ -314,8 +315,12 @@ void LoopHooks::end_step() {
         if (step_.verified && listeners_.verify_end) {
             listeners_.verify_end(step_.batch);
         }
+        const int64_t ns = step_.verified ? ns_since(start_) : step_.prefill_ns;
+        if (step_.verified) {
+            ended_ = start_ + std::chrono::nanoseconds(ns);
+        }
         if (more_.step_end) {
-            more_.step_end(step_, static_cast<double>(step_.verified ? ns_since(start_) : step_.prefill_ns) / 1e9);
+            more_.step_end(step_, static_cast<double>(ns) / 1e9);
         }
     };
     if (more_.together) {

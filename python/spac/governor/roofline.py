@@ -163,6 +163,8 @@ class RooflineGovernor(Governor):
         k, n = self._chosen, n_drafted
         if self._learns_draft:
             self._draft.observe(k, n, draft_s)
+        if k == 0:
+            draft_s = 0.0  # the draft model has read the step's token, which it does at every length
         self._step += 1
         self._time_s += step_s
         self._since_s += step_s
