@@ -17,9 +17,9 @@
 namespace spac {
 namespace {
 
-// The integer nearest to x lies in the low bits of x + shift, for |x| < 2^51. std::nearbyint() and std::exp() are
+// The integer nearest to x lies in the low bits of x + shift, for |x| < 2^22. std::nearbyint() and std::exp() are
 // calls, and compilers turn loops of what stands here into vector instructions.
-constexpr double shift = 3.0 * (int64_t{1} << 51);
+constexpr float shift = 3 << 22;
 
 template <typename To, typename From> To bits_of(From x) {
     static_assert(sizeof(To) == sizeof(From));
@@ -28,28 +28,28 @@ template <typename To, typename From> To bits_of(From x) {
     return bits;
 }
 
-// Returns the integer nearest to x, ties to even, for |x| < 2^31.
-int32_t nearest(double x) { return static_cast<int32_t>(bits_of<int64_t>(x + shift)); }
+// Returns the integer nearest to x, ties to even, for 0 <= x < 2^22.
+int32_t nearest(float x) { return bits_of<int32_t>(x + shift) - bits_of<int32_t>(shift); }
 
-// Returns 1 / (1 + 2^-x) to 13 digits, for |x| <= most_bits. 2^-x is 2^k e^r with |r| <= log(2) / 2, and e^r is its
-// Padé approximant: the sum of even powers and odd ones over their difference.
-constexpr double most_bits = 1000;
+// Returns 1 / (1 + 2^-x) to 7 digits, for |x| <= most_bits. 2^-x is 2^k e^r with |r| <= log(2) / 2, and e^r is its
+// Padé approximant: the sum of even powers and odd ones over their difference. Beyond most_bits, it would become 1.
+constexpr float most_bits = 23;
 
-double sigmoid(double x) {
-    constexpr double log_2 = 0.6931471805599453;
-    const double     k = shift - x, r = (shift - k - x) * log_2, z = r * r;
-    const double     even = (30 * z + 3360) * z + 30240, odd = ((z + 420) * z + 15120) * r;
-    const double     up = bits_of<double>(bits_of<uint64_t>(even + odd) + (bits_of<uint64_t>(k) << 52));
+float sigmoid(float x) {
+    constexpr float log_2 = 0.6931471805599453f;
+    const float     k = shift - x, r = (shift - k - x) * log_2, z = r * r;
+    const float     even = 12 * z + 120, odd = (z + 60) * r;
+    const float     up = bits_of<float>(bits_of<uint32_t>(even + odd) + (bits_of<uint32_t>(k) << 23));
     return (even - odd) / (even - odd + up);
 }
 
 constexpr int     n_features = n_logistic_features;
-constexpr double  one        = 1 << 20; // priority of an expert with probability 1
+constexpr float   one        = 1 << 20; // priority of an expert with probability 1
 constexpr int32_t above      = 2 << 20; // addition to the priority of experts of whole layers
 
 enum Feature { count, recent, near, far, position, rejected, popular };
 
-double * row(const LogisticState & s, int feature) {
+float * row(const LogisticState & s, int feature) {
     return s.features + static_cast<size_t>(feature) * s.n_layer * s.n_expert;
 }
 
@@ -66,10 +66,10 @@ void check(const LogisticState & s, const LogisticStep & step) {
     }
 }
 
-// Returns Σ a b. Sixteen sums, so that none waits for itself.
-double product(const double * a, const double * b, int n) {
-    constexpr int             n_sum = 16;
-    std::array<double, n_sum> sums  = {};
+// Returns Σ a b. So many sums that none waits for itself, and that few numbers are added to each.
+double product(const float * a, const float * b, int n) {
+    constexpr int            n_sum = 32;
+    std::array<float, n_sum> sums  = {};
     for (int i = 0; i + n_sum <= n; i += n_sum) {
         for (int j = 0; j < n_sum; ++j) {
             sums[j] += a[i + j] * b[i + j];
@@ -84,18 +84,18 @@ double product(const double * a, const double * b, int n) {
 // Sums of the error, and of the error times each feature of the last step.
 class Gradient {
   public:
-    explicit Gradient(int n_expert) : errors_(n_expert), ones_(n_expert, 1.0) {}
+    explicit Gradient(int n_expert) : errors_(n_expert), ones_(n_expert, 1.0f) {}
 
     void add(const LogisticState & s, const int32_t * demand, int first) {
         const int       n      = s.n_expert;
-        const double *  p      = s.probability + first;
+        const float *   p      = s.probability + first;
         const uint8_t * exists = s.exists + first;
-        double *        errors = errors_.data();
+        float *         errors = errors_.data();
         for (int e = 0; e < n; ++e) {
-            errors[e] = p[e] - (demand[first + e] > 0 ? 1.0 : 0.0);
+            errors[e] = p[e] - (demand[first + e] > 0 ? 1.0f : 0.0f);
         }
-        for (int e = 0; e < n; ++e) { // not in the loop above: vectors of bytes and of doubles differ in length
-            errors[e] *= exists[e];
+        for (int e = 0; e < n; ++e) { // not in the loop above: vectors of bytes and of floats differ in length
+            errors[e] *= static_cast<float>(exists[e]);
         }
         n_real_ += std::accumulate(exists, exists + n, 0);
         for (int f = 0; f < n_written(s); ++f) {
@@ -116,65 +116,68 @@ class Gradient {
   private:
     std::array<double, n_features + 1> sums_   = {};
     int                                n_real_ = 0;
-    std::vector<double>                errors_, ones_; // [N] of one layer
+    std::vector<float>                 errors_, ones_; // [N] of one layer
 };
 
 // Computes the features that come from counts, layer by layer.
 class Counts {
   public:
     Counts(const LogisticState & s, const LogisticOptions & options, const LogisticStep & step)
-        : s_(s), step_(step), least_(options.least), old_(std::pow(options.recent, step.n_verified)),
-          new_near_(1 - std::pow(options.near, step.n_verified)), new_far_(1 - std::pow(options.far, step.n_verified)) {
+        : s_(s), step_(step), least_(static_cast<float>(options.least)), old_(left(options.recent)),
+          new_near_(1 - left(options.near)), new_far_(1 - left(options.far)) {
         for (size_t n = 0; n < shares_.size(); ++n) {
-            shares_[n] = share_of(static_cast<double>(n));
+            shares_[n] = share_of(static_cast<float>(n));
         }
     }
 
     void move(int first) const {
         const int32_t * demand = step_.demand + first;
-        double * const  share  = row(s_, count) + first;
+        float * const   share  = row(s_, count) + first;
         for (int e = 0; e < s_.n_expert; ++e) {
             const auto n = static_cast<uint32_t>(demand[e]);
-            share[e]     = n < shares_.size() ? shares_[n] : share_of(demand[e]);
+            share[e]     = n < shares_.size() ? shares_[n] : share_of(static_cast<float>(n));
         }
-        double * const last = row(s_, recent) + first;
+        float * const last = row(s_, recent) + first;
         for (int e = 0; e < s_.n_expert; ++e) {
-            const double left = faded(old_ * last[e]);
-            last[e]           = demand[e] > 0 ? 1.0 : left;
+            const float fades = faded(old_ * last[e]);
+            last[e]           = demand[e] > 0 ? 1.0f : fades;
         }
         average(row(s_, near) + first, share, new_near_);
         average(row(s_, far) + first, share, new_far_);
     }
 
   private:
+    // Returns the part of a feature that a step leaves, of the part that a token leaves.
+    float left(double kept) const { return static_cast<float>(std::pow(kept, step_.n_verified)); }
     // Returns x, or 0 if x is very small. Denormal numbers are slow, and would never fade to 0.
-    double faded(double x) const { return x < least_ ? 0.0 : x; }
-    double share_of(double n) const { return std::min(1.0, std::sqrt(n / step_.n_verified)); }
+    float faded(float x) const { return x < least_ ? 0.0f : x; }
+    float share_of(float n) const { return std::min(1.0f, std::sqrt(n / static_cast<float>(step_.n_verified))); }
 
-    void average(double * mean, const double * share, double part) const {
+    void average(float * mean, const float * share, float part) const {
         for (int e = 0; e < s_.n_expert; ++e) {
             mean[e] = faded(mean[e] + part * (share[e] - mean[e]));
         }
     }
 
-    const LogisticState &  s_;
-    const LogisticStep &   step_;
-    double                 least_, old_, new_near_, new_far_;
-    std::array<double, 33> shares_ = {}; // share_of() of small counts
+    const LogisticState & s_;
+    const LogisticStep &  step_;
+    float                 least_, old_, new_near_, new_far_;
+    std::array<float, 33> shares_ = {}; // share_of() of small counts
 };
 
 // Computes the features of a layer that come from routes.
 void place(const LogisticState & s, const LogisticStep & step, int first) {
-    double * const x = row(s, position) + first;
-    double * const y = row(s, rejected) + first;
-    std::fill_n(x, s.n_expert, 0.0);
-    std::fill_n(y, s.n_expert, 0.0);
+    float * const x = row(s, position) + first;
+    float * const y = row(s, rejected) + first;
+    std::fill_n(x, s.n_expert, 0.0f);
+    std::fill_n(y, s.n_expert, 0.0f);
     if (step.routes == nullptr) {
         return;
     }
     const int32_t * expert = step.routes + static_cast<size_t>(first / s.n_expert) * step.n_token * step.n_used;
     for (int token = 0; token < step.n_token; ++token) {
-        const double at = (token + 1.0) / step.n_token, is_rejected = token >= step.n_token - step.n_rejected;
+        const auto  at          = static_cast<float>((token + 1.0) / step.n_token);
+        const float is_rejected = token >= step.n_token - step.n_rejected ? 1.0f : 0.0f;
         for (int u = 0; u < step.n_used; ++u, ++expert) {
             if (*expert >= 0) {
                 x[*expert] = at;
@@ -186,17 +189,17 @@ void place(const LogisticState & s, const LogisticStep & step, int first) {
 
 // Computes the probabilities of a layer's experts, and their priorities.
 void predict(const LogisticState & s, const LogisticStep & step, int first, int32_t * priority) {
-    constexpr double     log2_e  = 1.4426950408889634;
+    constexpr float      log2_e  = 1.4426950408889634f;
     const int            n       = s.n_expert;
     const double * const w       = s.weights;
     const uint8_t *      exists  = s.exists + first;
     const int32_t *      slot_of = step.slot_of + first;
-    const double *       lately  = row(s, near) + first;
-    double * const       p       = s.probability + first;
-    std::fill_n(p, n, w[n_features]);
+    const float *        lately  = row(s, near) + first;
+    float * const        p       = s.probability + first;
+    std::fill_n(p, n, static_cast<float>(w[n_features]));
     for (int f = 0; f < n_written(s); ++f) {
-        const double * const x      = row(s, f) + first;
-        const double         weight = w[f];
+        const float * const x      = row(s, f) + first;
+        const auto          weight = static_cast<float>(w[f]);
         for (int e = 0; e < n; ++e) {
             p[e] += weight * x[e];
         }
@@ -208,12 +211,12 @@ void predict(const LogisticState & s, const LogisticStep & step, int first, int3
         p[e] = sigmoid(p[e]);
     }
     for (int e = 0; e < n; ++e) {
-        p[e] *= exists[e];
+        p[e] *= static_cast<float>(exists[e]);
     }
-    const double hold = step.hold, margin = step.margin, part = 1 / (1 + hold);
+    const auto hold = static_cast<float>(step.hold), margin = static_cast<float>(step.margin), part = 1 / (1 + hold);
     for (int e = 0; e < n; ++e) {
-        const double worth = (p[e] + hold * lately[e] + (slot_of[e] < 0 ? 0.0 : margin)) * part;
-        priority[e]        = nearest(worth * one);
+        const float worth = (p[e] + hold * lately[e] + (slot_of[e] < 0 ? 0.0f : margin)) * part;
+        priority[e]       = nearest(worth * one);
     }
     for (int e = 0; e < n && s.whole[first / n] != 0; ++e) {
         priority[e] += exists[e] != 0 ? above : 0;
@@ -273,7 +276,7 @@ void logistic_step(const LogisticState & state, const LogisticOptions & options,
                    int32_t * priority, int32_t * threshold) {
     check(state, step);
     const int      n      = state.n_layer * state.n_expert;
-    const bool     learns = std::any_of(state.probability, state.probability + n, [](double p) { return p > 0; });
+    const bool     learns = std::any_of(state.probability, state.probability + n, [](float p) { return p > 0; });
     const Counts   counts(state, options, step);
     Gradient       gradient(state.n_expert);
     TransitionStep transitions(state.transitions, step, state.exists);

@@ -40,8 +40,8 @@ struct LogisticState {
 
     double * weights;     // [12] of the features, then the bias
     double * squares;     // [12] of gradients, decayed
-    double * features;    // [11, L, N] for the last step
-    double * probability; // [L, N] for the next step; 0 in the padding, and everywhere before the first step
+    float *  features;    // [11, L, N] for the last step
+    float *  probability; // [L, N] for the next step; 0 in the padding, and everywhere before the first step
 
     const uint8_t * exists;     // [L, N]
     const int32_t * pool;       // [L]
@@ -79,7 +79,7 @@ class TransitionStep {
     // Learns from the step in the columns of the layer whose first expert is `first`. Then writes the features of the
     // next step at `features`, which is the layer's row of [1 + S, L, N]: log odds of the popularity, and the lift of
     // each source, which is 0 if no expert is marked.
-    void move(int first, double * features);
+    void move(int first, float * features);
 
   private:
     // A row of a table, [L, N], and the weight of the step in it, or of it in an estimate.

@@ -105,7 +105,7 @@ void TransitionStep::learn(int first) {
     }
 }
 
-void TransitionStep::move(int first, double * features) {
+void TransitionStep::move(int first, float * features) {
     learn(first);
     const int      n          = t_.n_expert;
     const auto     floor      = static_cast<float>(t_.floor);
@@ -121,7 +121,7 @@ void TransitionStep::move(int first, double * features) {
     for (int s = 0; s < t_.n_source; ++s) {
         features += static_cast<size_t>(t_.n_layer) * n;
         if (marked_[s].empty()) {
-            std::fill_n(features, n, 0.0);
+            std::fill_n(features, n, 0.0f);
             continue;
         }
         // The mean of the marked rows, each shrunk toward the popularity, over the popularity's odds.

@@ -44,7 +44,7 @@ void LoopHooks::draft(common_speculative * spec, const std::function<void()> & r
     if (longest == 0) {
         return;
     }
-    SpanScope scope(*trace_, Activity::draft);
+    SpanScope  scope(*trace_, Activity::draft);
     const auto start = Clock::now();
     start_           = ended_.value_or(start);
     is_drafting_     = true;

@@ -149,8 +149,8 @@ class LoopHooks : NotCopied {
     bool                                      is_stepping_ = false;
     int                                       n_awaited_   = 0; // slots of the step that have not sampled yet
     Clock::time_point                         start_;           // of the step
-    std::optional<Clock::time_point>          ended_;           // when the step before it ended; null: no step, or work since
-    int64_t                                   draft_ns_ = 0;    // time of drafting since the last step
+    std::optional<Clock::time_point>          ended_; // when the step before it ended; null: no step, or work since
+    int64_t                                   draft_ns_ = 0; // time of drafting since the last step
     Interrupt                                 interrupt_;
     std::set<llama_seq_id>                    asking_probabilities_;
     std::optional<GrammarScope>               grammars_; // of the loop's thread

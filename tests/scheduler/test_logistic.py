@@ -84,7 +84,7 @@ def test_the_fast_step_is_the_reference(model, seed, n_step, margin):
     for number, view in enumerate(views(model, seed, n_step)):
         view = replace(view, costs=costs)
         fast, plain = (subject.on(Event.VERIFY_END, view) for subject in subjects)
-        np.testing.assert_allclose(subjects[0].probability, subjects[1].probability, rtol=1e-7)
+        np.testing.assert_allclose(subjects[0].probability, subjects[1].probability, rtol=1e-5)
         # The rounded values may differ in the last bit.
         assert np.abs(fast.priority - plain.priority).max() <= 1
         limited = plain.threshold < np.iinfo(np.int32).max
@@ -94,7 +94,7 @@ def test_the_fast_step_is_the_reference(model, seed, n_step, margin):
             for subject, state in zip(subjects, [each.state() for each in subjects[::-1]], strict=True):
                 subject.restore(state)
     for name, value in subjects[0].state().items():
-        np.testing.assert_allclose(value, subjects[1].state()[name], rtol=1e-6, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(value, subjects[1].state()[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 @settings(deadline=None, max_examples=60)

@@ -59,7 +59,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spac.machine.arrays import Float64Array, Int32Array
+from spac.machine.arrays import Float32Array, Int32Array
 from spac.scheduler.base import LEAST, Event, Plan, Scheduler, StateArrays, View
 from spac.scheduler.options import Options
 from spac.scheduler.price import CopyPrice
@@ -107,9 +107,9 @@ def untaught(n_layer: int, n_expert: int) -> StateArrays:
     return {
         "weights": START.copy(),  # w, then b
         "squares": np.full(len(START), _SQUARES),  # G
-        "features": np.zeros((len(START) - 1, *shape)),  # x of the last step
+        "features": np.zeros((len(START) - 1, *shape), np.float32),  # x of the last step
         # p for the next step; 0 in the padding, and everywhere before the first step
-        "probability": np.zeros(shape),
+        "probability": np.zeros(shape, np.float32),
         "table": np.zeros((n_source, n_expert, *shape), np.float32),  # T
         "seen": np.zeros((n_source, n_expert), np.float32),  # n, the decayed counts of steps by expert
         "marked": np.zeros((n_source, n_expert), np.uint8),  # A: 1 for the last accepted token's experts
@@ -161,8 +161,8 @@ class LogisticScheduler(Scheduler):
         return self._price.margin
 
     @property
-    def probability(self) -> Float64Array:
-        """The probability that the next step uses an expert, float64 [L, N]."""
+    def probability(self) -> Float32Array:
+        """The probability that the next step uses an expert, float32 [L, N]."""
         return self._learned["probability"]
 
     def on(self, event: Event, view: View) -> Plan | None:

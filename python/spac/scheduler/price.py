@@ -33,7 +33,7 @@ from __future__ import annotations
 import numpy as np
 
 from spac.costs import Costs
-from spac.machine.arrays import BoolArray, Float64Array, Int32Array
+from spac.machine.arrays import BoolArray, Float32Array, Float64Array, Int32Array
 from spac.scheduler.base import StateArrays, View
 from spac.scheduler.whole_layers import COSTS_EVERY
 
@@ -71,10 +71,10 @@ class Reuse:
         self._left = 0
         self._absent = self._resident = np.zeros(0, np.intp)
 
-    def observe(self, demand: Int32Array, resident: BoolArray, probability: Float64Array) -> None:
+    def observe(self, demand: Int32Array, resident: BoolArray, probability: Float32Array) -> None:
         """Learn from a step.
 
-        demand: int32 [L, N]. resident: bool [L, N], the experts in slots. probability: float64 [L, N], as it
+        demand: int32 [L, N]. resident: bool [L, N], the experts in slots. probability: float32 [L, N], as it
         was predicted for the step.
         """
         if not self._left:
@@ -110,7 +110,7 @@ class Reuse:
         error = self._squares**0.5 / (self._gaps + _PRIOR)
         self.uses = min(max(self._mean - error, self._guess), self._most)
 
-    def _sample(self, resident: BoolArray, probability: Float64Array) -> None:
+    def _sample(self, resident: BoolArray, probability: Float32Array) -> None:
         n = min(_PAIRS, int(resident.sum()), int(resident.size - resident.sum()))
         if n == 0:
             return
@@ -139,10 +139,10 @@ class CopyPrice:
         self._price = 0.0  # average of lost / saved
         self._reuse = Reuse(USES, _USES)
 
-    def observe(self, view: View, probability: Float64Array) -> None:
+    def observe(self, view: View, probability: Float32Array) -> None:
         """Take a verified step into account. Fixed margins and views without costs change nothing.
 
-        probability: float64 [L, N], as it was predicted for the step.
+        probability: float32 [L, N], as it was predicted for the step.
         """
         self._steps += 1
         if self._fixed or view.costs is None:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from spac.machine.arrays import BoolArray, Float64Array, Int32Array, Int64Array
+from spac.machine.arrays import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array
 from spac.scheduler.base import UNIT, StateArrays, View
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ class WholeLayers:
         self._steps = 0
         self._every = EVERY << min(2, max(0, (view.exists.size // _USUAL).bit_length() - 1))
 
-    def observe(self, view: View, chance: Float64Array, priority: Int32Array | None) -> bool:
+    def observe(self, view: View, chance: Float32Array, priority: Int32Array | None) -> bool:
         """Take a step into account, and return True if layers have changed sides.
 
-        chance: float64 [L, N], the probabilities that were predicted for the step. priority: int32 [L, N], of
+        chance: float32 [L, N], the probabilities that were predicted for the step. priority: int32 [L, N], of
         the plan with which the step began, which chose the experts of the layers that are not whole; None
         without a plan.
         """
