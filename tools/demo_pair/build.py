@@ -1,4 +1,4 @@
-"""Make the demo pair from nothing: corpus, tokenizer, target, draft, GGUF files, figures of the model card.
+"""Make the demo pair from nothing: stories, tokenizer, target, draft, GGUF files, figures of the model card.
 
 Every part continues where it stopped, so the command may be interrupted and repeated.
 """
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import torch
+
+from spac.errors import SpacError
 
 from . import data, export, figures, train
 
@@ -26,16 +28,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demo_pair"), help="checkpoints and streams")
     parser.add_argument("--models", type=Path, default=Path("python/spac/demo"), help="where the files go")
-    parser.add_argument("--stdlib", type=Path, help="default: the running Python's standard library")
-    parser.add_argument("--docs", type=Path, help="default: where Debian's python3-doc puts its sources")
     parser.add_argument("--target-tokens", type=float, default=train.TARGET_TOKENS)
     parser.add_argument("--draft-tokens", type=float, default=train.DRAFT_TOKENS)
     parser.add_argument("--own-tokens", type=float, default=train.OWN_TOKENS)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     args = parser.parse_args()
     try:
-        data.prepare(args.work, args.stdlib, args.docs)
-    except data.CorpusError as error:
+        data.prepare(args.work, args.workers)
+    except (SpacError, data.CorpusError) as error:
         raise SystemExit(str(error)) from error
     train.train_target(args.work, int(args.target_tokens), args.workers)
     train.train_draft(args.work, int(args.draft_tokens), int(args.own_tokens), args.workers)

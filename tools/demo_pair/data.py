@@ -1,27 +1,23 @@
-"""Read the text that the demo pair is trained on, and provide it as token streams and batches.
-
-The text is Python's standard library and Python's documentation, under the PSF License 2.0. It is read from
-the places where Python and its documentation package are installed. This repository contains none of it.
-"""
+"""Provide the stories that the demo pair is trained on (`stories.py`) as token streams and batches."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
-import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-LICENCE = "PSF-2.0 (Python standard library and documentation; documentation examples also 0BSD)"
+from .stories import Story, stories
+
 VOCAB_SIZE, CONTEXT_LENGTH, TOKENS_PER_BATCH = 4096, 2048, 2048
-END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
+END_OF_TEXT, BEGIN_TURN, END_TURN = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END_OF_TEXT_ID, END_TURN_ID = 0, 2
 
 PRE_TOKENIZER = "qwen2"
 _SPLIT = (
@@ -32,13 +28,9 @@ _SPLIT = (
 _LONGEST_TOKEN = 24
 """Callers of llama.cpp often provide 32 bytes for a token's text (llama-cpp-python does)."""
 
-_SKIPPED_PARTS = frozenset({
-    "site-packages", "__pycache__", "encodings", "pydoc_data", "data", "_bundled", "crashers",
-    "cjkencodings", "bad_coding", "lib-dynload",
-})  # fmt: skip
-"""Parts of the standard library's tree that have other authors, are generated, or are not Python 3 text."""
 _HELD_OUT_OF_1000 = 25
-_MIN_BYTES, _MAX_BYTES = 200, 400_000
+_ASKED, _TWICE = 0.7, 0.3
+"""The share of the texts that have questions, and of these that have two."""
 
 _LENGTHS = {512: 0.75, 1024: 0.15, CONTEXT_LENGTH: 0.10}
 """Lengths of the sequences of a step, with their shares of the steps."""
@@ -46,64 +38,34 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 class CorpusError(RuntimeError):
-    """Text that the training needs is not installed. The message says how to get it."""
+    """The text does not suffice for the training."""
 
 
-def docs_dir() -> Path:
-    """Return the folder of the documentation's reST sources as Debian's ``python3-doc`` installs them."""
-    for root in sorted(Path("/usr/share/doc").glob("python3.*/html/_sources"), reverse=True):
-        return root
-    raise CorpusError(
-        "the sources of Python's documentation are not installed: `apt-get install python3-doc` "
-        "(or pass --docs with the Doc directory of a CPython source tree)"
-    )
+def turn(story: Story) -> str:
+    """Return a question and its story in the form of the chat template."""
+    return f"{BEGIN_TURN}user\n{story.question}{END_TURN}\n{BEGIN_TURN}assistant\n{story.story}{END_TURN}\n"
 
 
-def _reads_as_text(text: str) -> bool:
-    """Return False for tables and generated data: many digits, long lines or much outside ASCII."""
-    size = len(text)
-    digits = sum(ch.isdigit() for ch in text)
-    foreign = sum(ch > "\x7f" for ch in text)
-    return digits < 0.12 * size and foreign < 0.03 * size and size < 90 * (text.count("\n") + 1)
+def texts_of(stories: list[Story]) -> tuple[list[str], list[str]]:
+    """Return the texts for training and the held-out ones, in a fixed order.
+
+    A text is a story, or a dialogue of one or two questions. A story alone decides if it is held out.
+    """
+    random, found = Random(0), (list[str](), list[str]())
+    unique = list({each.story: each for each in stories}.values())
+    for held_out, texts in enumerate(found):
+        rest = [each for each in unique if _is_held_out(each) == bool(held_out)]
+        while rest:
+            asked = random.random() < _ASKED
+            n = 2 if asked and random.random() < _TWICE else 1
+            texts.append("".join(map(turn, rest[-n:])) if asked else rest[-1].story)
+            del rest[-n:]
+    return found
 
 
-def _read(root: Path, pattern: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each usable file."""
-    for path in sorted(root.rglob(pattern)):
-        name = path.relative_to(root)
-        if _SKIPPED_PARTS.intersection(name.parts) or not path.is_file():
-            continue
-        if not _MIN_BYTES <= path.stat().st_size <= _MAX_BYTES:
-            continue
-        try:
-            text = path.read_text(encoding="utf-8").replace("\r\n", "\n").expandtabs(8)
-        except UnicodeDecodeError:
-            continue
-        if _reads_as_text(text):
-            yield f"{kind}:{name.as_posix()}", text
-
-
-def load(stdlib: Path | None = None, docs: Path | None = None) -> tuple[list[str], list[str]]:
-    """Return the texts for training and the held-out ones, without duplicates, in a fixed order. A file's
-    name alone decides if it is held out."""
-    stdlib = stdlib or Path(sysconfig.get_paths()["stdlib"])
-    docs = docs or docs_dir()
-    if not any(stdlib.glob("*.py")):
-        raise CorpusError(f"no standard library sources in {stdlib}; install Python with its library")
-    named = [*_read(stdlib, "*.py", "stdlib"), *_read(docs, "*.rst*", "docs")]
-    if not any(name.startswith("stdlib:test/") for name, _ in named):
-        print(
-            "note: the library's own tests (Lib/test) are not installed; the text is about half as "
-            "long without them. Debian: libpython3-testsuite",
-            file=sys.stderr,
-        )
-    unique = {text: name for name, text in reversed(named)}  # the first name of each text
-    train, held_out = list[str](), list[str]()
-    for text, name in reversed(unique.items()):
-        digest = hashlib.sha256(name.encode()).digest()
-        is_held_out = int.from_bytes(digest[:4], "big") % 1000 < _HELD_OUT_OF_1000
-        (held_out if is_held_out else train).append(text)
-    return train, held_out
+def _is_held_out(story: Story) -> bool:
+    digest = hashlib.sha256(story.story.encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 1000 < _HELD_OUT_OF_1000
 
 
 def learn_tokenizer(texts: list[str]) -> Tokenizer:
@@ -114,11 +76,11 @@ def learn_tokenizer(texts: list[str]) -> Tokenizer:
     encoder.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     encoder.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=[END_OF_TEXT], max_token_length=_LONGEST_TOKEN,
+        vocab_size=VOCAB_SIZE, special_tokens=list(SPECIALS), max_token_length=_LONGEST_TOKEN,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
     )  # fmt: skip
     encoder.train_from_iterator(texts, trainer)
-    if encoder.token_to_id(END_OF_TEXT) != END_OF_TEXT_ID or encoder.get_vocab_size() != VOCAB_SIZE:
+    if encoder.get_vocab_size() != VOCAB_SIZE:
         raise CorpusError(f"the text gives a vocabulary of {encoder.get_vocab_size()}, not {VOCAB_SIZE}")
     return encoder
 
@@ -149,12 +111,12 @@ class Stream:
             return cls(file["tokens"], int(file["n_text"]), int(file["n_byte"]))
 
 
-def prepare(work: Path, stdlib: Path | None = None, docs: Path | None = None) -> None:
-    """Read the corpus, train the tokenizer and write both streams. Do nothing if all files exist."""
+def prepare(work: Path, workers: int) -> None:
+    """Let the stories be written, and write the tokenizer and both streams, unless all files exist."""
     if all((work / name).exists() for name in ("tokenizer.json", "train.npz", "held_out.npz")):
         return
     work.mkdir(parents=True, exist_ok=True)
-    train, held_out = load(stdlib, docs)
+    train, held_out = texts_of(stories(work / "stories", workers))
     encoder = learn_tokenizer(train)
     encoder.save(str(work / "tokenizer.json"))
     for name, texts in (("train", train), ("held_out", held_out)):

@@ -15,8 +15,26 @@ from torch import Tensor
 from tools.models.tokenizer import write_bpe
 from tools.models.values import add_values, finish
 
-from .data import CONTEXT_LENGTH, END_OF_TEXT_ID, LICENCE, PRE_TOKENIZER, load_tokenizer, vocabulary
+from .data import (
+    BEGIN_TURN,
+    CONTEXT_LENGTH,
+    END_OF_TEXT_ID,
+    END_TURN,
+    END_TURN_ID,
+    PRE_TOKENIZER,
+    SPECIALS,
+    load_tokenizer,
+    vocabulary,
+)
 from .model import HEAD_DIM, HEADS, KV_HEADS, NORM_EPS, QKV_SIZES, ROPE_BASE, WIDTH, Form, LanguageModel
+from .stories import LICENCE
+
+_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{{{{ '{BEGIN_TURN}' + message['role'] + '\\n' + message['content'] + '{END_TURN}\\n' }}}}"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{{{{ '{BEGIN_TURN}assistant\\n' }}}}{{% endif %}}"
+)
 
 
 def _stays_exact(name: str, value: Tensor) -> bool:
@@ -64,20 +82,22 @@ def write(model: LanguageModel, encoder: Tokenizer, name: str, path: Path) -> No
     writer = gguf.GGUFWriter(partial, model.form.architecture)
     writer.add_type("model")
     writer.add_name(name)
-    writer.add_description(
-        "Trained on Python's standard library and documentation; a demo, not an assistant."
-    )
+    writer.add_description("Tells short stories that SmolLM2 has taught; a demo, not an assistant.")
+    writer.add_license(LICENCE)
     writer.add_dataset_count(1)
-    writer.add_dataset_name(0, "Python standard library and documentation")
-    writer.add_dataset_description(0, LICENCE)
+    writer.add_dataset_name(0, "Short stories")
+    writer.add_dataset_description(0, f"{LICENCE}, written by SmolLM2-135M-Instruct")
+    writer.add_chat_template(_TEMPLATE)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_values(writer, model.form.architecture, _metadata(model.form))
     tokens, merges = vocabulary(encoder)
     kinds = [gguf.TokenType.NORMAL] * len(tokens)
-    kinds[END_OF_TEXT_ID] = gguf.TokenType.CONTROL
+    kinds[: len(SPECIALS)] = [gguf.TokenType.CONTROL] * len(SPECIALS)
     end = END_OF_TEXT_ID
-    write_bpe(writer, PRE_TOKENIZER, tokens, kinds, merges, end=end, end_of_turn=end, pad=end, begins=True)
+    write_bpe(
+        writer, PRE_TOKENIZER, tokens, kinds, merges, end=end, end_of_turn=END_TURN_ID, pad=end, begins=True
+    )
     writer.add_add_eos_token(False)
     for key, value in _tensors(model):
         if _stays_exact(key, value):

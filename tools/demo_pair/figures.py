@@ -213,7 +213,7 @@ def tables(work: Path, models: Path) -> list[str]:
             "bits per byte, held out",
             sizes,
         ),
-        _table("text | files | bytes | tokens", [*texts, ["the target's own", "–", "–", _millions(own)]]),
+        _table("text | texts | bytes | tokens", [*texts, ["the target's own", "–", "–", _millions(own)]]),
         _table(
             "text of the target, drafted by | all | outside loops | in loops | tokens per step, outside | "
             "agreement per token, outside | text in loops",

@@ -13,8 +13,9 @@ import torch
 from llama_cpp import Llama
 from torch.nn.functional import cross_entropy
 
-from .data import CONTEXT_LENGTH, Stream, load, load_tokenizer
+from .data import CONTEXT_LENGTH, Stream, load_tokenizer, texts_of
 from .model import LanguageModel
+from .stories import stories
 
 _TOKENS_COMPARED = 8192
 
@@ -41,13 +42,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(2)
     encoder, held_out = load_tokenizer(args.work), Stream.load(args.work / "held_out.npz")
-    _, texts = load()
+    _, texts = texts_of(stories(args.work / "stories", 1))
     for name in ("target", "draft"):
         path = args.models / f"{name}.gguf"
         llama = Llama(str(path), n_ctx=CONTEXT_LENGTH, logits_all=True, n_threads=2, verbose=False)
-        cut = [llama.tokenize(text.encode(), add_bos=False, special=False) for text in texts]
+        cut = [llama.tokenize(text.encode(), add_bos=False, special=True) for text in texts]
         n_different = sum(
-            tokens != encoder.encode(text).ids or llama.detokenize(tokens) != text.encode()
+            tokens != encoder.encode(text).ids or llama.detokenize(tokens, special=True) != text.encode()
             for text, tokens in zip(texts, cut, strict=True)
         )
         model, _ = LanguageModel.load(args.work / f"{name}.pt")

@@ -23,7 +23,7 @@ TYPE = torch.bfloat16
 Weights = dict[str, Tensor]
 Pair = tuple[Tensor, Tensor]
 """Keys and values [B, G, T, D]."""
-_TOP = 40
+_TOP, _LATELY = 40, 48
 
 
 class Text(NamedTuple):
@@ -156,8 +156,13 @@ class Split:
         return x + y, chosen
 
     @torch.no_grad()
-    def write(self, prompts: Sequence[Sequence[int]], length: int, heat: Tensor, seed: int) -> Text:
-        """Read the prompts, and continue each to `length` tokens at its temperature, `heat` [B]."""
+    def write(
+        self, prompts: Sequence[Sequence[int]], length: int, heat: Tensor, seed: int, penalty: float = 0.0
+    ) -> Text:
+        """Read the prompts, and continue each to `length` tokens at its temperature, `heat` [B].
+
+        penalty: what the logits of the last tokens written lose, above 0 against repetitions.
+        """
         torch.manual_seed(seed)
         n, n_layer, width = len(prompts), len(self.layers), self.embedding.shape[1]
         known = torch.full((n, length), -1)
@@ -179,8 +184,10 @@ class Split:
             if end < length:
                 best = functional.linear(states[:, end - 1], self.head).float().topk(_TOP)
                 noise = -torch.empty_like(best.values).exponential_().log()
-                pick = (best.values + heat.unsqueeze(1) * noise).argmax(1, keepdim=True)
                 free = known[:, end] < 0
+                last = known[:, max(end - _LATELY, min(map(len, prompts))) : end]
+                again = (best.indices.unsqueeze(2) == last.unsqueeze(1)).any(2)
+                pick = (best.values - penalty * again + heat.unsqueeze(1) * noise).argmax(1, keepdim=True)
                 known[free, end] = best.indices.gather(1, pick).squeeze(1)[free]
             at, end = end, end + 1
         return Text(known, states, routes)
