@@ -30,7 +30,7 @@ def test_every_example_is_tried():
 
 def test_generate():
     out, err = run("generate.py")
-    assert out.startswith("def fibonacci(n):\n")
+    assert out.startswith("Once upon a time, ")
     assert len(out) > 60
     assert "tokens/s" in err
 
