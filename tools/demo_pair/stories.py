@@ -22,7 +22,7 @@ from tools.split_dense.network import Split
 
 LICENCE = "Apache-2.0"
 """The license of SmolLM2-135M-Instruct."""
-N_PARTS, PER_PART = 160, 128
+N_PARTS, PER_PART = 92, 128
 _LENGTH = 176
 """The tokens of a story with its question, at most."""
 _HEAT, _PENALTY = 0.6, 1.5
