@@ -151,6 +151,16 @@ def test_an_interruption_at_the_start_is_recovered_from():
     assert subject._k == 0
 
 
+def test_a_step_without_a_draft_has_the_reading_of_its_token():
+    """A draft model that reads along costs time at every length, and the governor does not take it off."""
+    subject = governor(2)
+    for step in range(80):
+        k = subject.choose(2 * (step % 2))  # every other step has no room for a draft
+        subject.observe(k, k, 0.001 + 0.0005 * k, 0.010 + 0.003 * k)
+    assert subject.choose(2) == 2
+    assert subject.plain_s == pytest.approx(0.010, rel=0.02)
+
+
 def test_drafts_that_stop_early():
     """N-gram drafts are like this. Mostly there is none, and then k costs nothing. Otherwise the draft is
     long and good."""

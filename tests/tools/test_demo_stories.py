@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spac.errors import InputError
 from tools.models import Shape, write_model
 from tools.split_dense.__main__ import main
 
@@ -65,3 +66,10 @@ def test_a_model_continues_them(tmp_path, monkeypatch):
     begun = dict(beginnings(0))
     assert found
     assert all(story.startswith(begun[question]) for question, story in found)
+
+
+def test_a_model_that_is_missing_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"python -m tools\.split_dense"):
+        stories.stories(tmp_path, 1, 1, tmp_path / "no.gguf")
+    (tmp_path / "0000.json").write_text(json.dumps([Story("Why?", "It was.")]))
+    assert stories.stories(tmp_path, 1, 1, tmp_path / "no.gguf") == [Story("Why?", "It was.")]

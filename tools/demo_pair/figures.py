@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 from torch.nn import functional
 
+from spac import demo
 from tools.twin.drift import DRAFTS, PAPER_GROWTH, Locality
 
 from .data import END_OF_TEXT, Stream, load_tokenizer, rows_of, vocabulary
@@ -226,7 +227,8 @@ def tables(work: Path, models: Path) -> list[str]:
 
 
 def fill_card(work: Path, models: Path) -> None:
-    """Replace the tables of the model card in ``models``."""
+    """Replace the tables of the model card in ``models``. A folder without one gets the shipped pair's."""
     card, made = models / "MODEL_CARD.md", iter(tables(work, models))
-    text = re.sub(r"^\|.*(?:\n\|.*)*", lambda _: next(made), card.read_text(encoding="utf-8"), flags=re.M)
+    old = card if card.is_file() else demo.TARGET.with_name(card.name)
+    text = re.sub(r"^\|.*(?:\n\|.*)*", lambda _: next(made), old.read_text(encoding="utf-8"), flags=re.M)
     card.write_text(text, encoding="utf-8")

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import multiprocessing
 
+from spac.errors import InputError
 from spac.model.c_api import Model
 from tools.split_dense.fetch import split_model
 from tools.split_dense.network import Split
 
 LICENCE = "Apache-2.0"
 """The license of SmolLM2-135M-Instruct."""
-N_PARTS, PER_PART = 160, 128
+N_PARTS, PER_PART = 92, 128
 _LENGTH = 176
 """The tokens of a story with its question, at most."""
 _HEAT, _PENALTY = 0.6, 1.5
@@ -150,12 +151,16 @@ def _write_part(folder: Path, model: Path, number: int) -> None:
 
 
 def stories(folder: Path, workers: int, n_parts: int = N_PARTS, model: Path | None = None) -> list[Story]:
-    """Return the stories of so many parts, which the split model at `model` writes into `folder`."""
+    """Return the stories of so many parts, which the split model at `model` writes into `folder`.
+
+    Raise InputError if parts are missing and the model is too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    model, missing = model or split_model(), n_parts > len(list(folder.glob("????.json")))
+    if missing and not model.is_file():
+        raise InputError(f"{model} is missing: make it with `python -m tools.split_dense`")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exits the block, so that the pool ends too
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        pool.starmap(
-            _write_part, [(folder, model or split_model(), number) for number in range(n_parts)], chunksize=1
-        )
+        pool.starmap(_write_part, [(folder, model, number) for number in range(n_parts)], chunksize=1)
     parts = [json.loads((folder / f"{number:04}.json").read_text()) for number in range(n_parts)]
     return [Story(*each) for part in parts for each in part]
