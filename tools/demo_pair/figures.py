@@ -38,7 +38,7 @@ def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _millions(value: float) -> str:
-    return f"{value / 1e6:.1f} M"
+    return f"{value / 1e6:.2f} M"
 
 
 # Likelihood and sizes
