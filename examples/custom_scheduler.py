@@ -15,8 +15,6 @@ from spac.engine import Engine
 from spac.scheduler import Event, Plan, Scheduler, View
 from spac.scheduler.ewma import best_per_pool
 
-PROMPT = "class Stack:\n    def push(self, item):\n"
-
 
 class MostUsed(Scheduler):
     """Counts uses. The engine calls it at the start and after each verification."""
@@ -43,7 +41,7 @@ def main(model: str, draft: str | None) -> None:
         for scheduler in (None, "lru"):
             if scheduler is not None:
                 engine.set_scheduler(scheduler)  # from the next step on; resident experts stay
-            generation = engine.generate(PROMPT, max_tokens=64)
+            generation = engine.generate(demo.PROMPT, max_tokens=64)
             for _ in generation:
                 pass
             stats = generation.stats

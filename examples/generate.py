@@ -11,7 +11,7 @@ from spac import demo
 from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 
-PROMPT = "def fibonacci(n):\n"
+PROMPT = "Once upon a time, there was a little dog who wanted to fly."
 
 
 def main(model: str, draft: str | None) -> None:

@@ -10,7 +10,7 @@ import sys
 
 import openai
 
-PROMPT = "def add(a, b):\n"
+PROMPT = "Once upon a time, there was a cat"
 
 
 def main(url: str) -> None:

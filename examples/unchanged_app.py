@@ -13,7 +13,7 @@ from llama_cpp import Llama
 def main(model: str) -> None:
     """Continue a prompt."""
     llm = Llama(model, n_ctx=512, verbose=False)  # spac splits the experts between the device and the CPU
-    for part in llm("def fibonacci(n):\n", max_tokens=64, stream=True, seed=1):
+    for part in llm("Once upon a time, there was a cat", max_tokens=64, stream=True, seed=1):
         print(part["choices"][0]["text"], end="", flush=True)
     print()
 

@@ -46,10 +46,13 @@ def test_what_has_been_evaluated_is_kept(dialogue):
     assert stats.prefilled_tokens < 20  # the new message, and the text at the joints that tokenizes otherwise
 
 
-def test_the_plain_template_ends_where_the_user_would_speak(dialogue):
-    dialogue._sampling = SamplingConfig(temp=0, grammar=says("Hi\nUser: more"))
-    assert said(dialogue, "hello") == "Hi"
-    assert dialogue.generation.reason == "stop"
+def test_the_plain_template_ends_where_the_user_would_speak(tiny_model):
+    config = EngineConfig(tiny_model("qwen3moe", n_vocab=288), device="cpu", threads=1, ctx=256)
+    with Engine(config) as engine:
+        dialogue = Dialogue(engine, ChatFormat(engine.target), Conversation(), 24)
+        dialogue._sampling = SamplingConfig(temp=0, grammar=says("Hi\nUser: more"))
+        assert said(dialogue, "hello") == "Hi"
+        assert dialogue.generation.reason == "stop"
 
 
 def test_the_status_tells_of_reading_first(dialogue):

@@ -159,8 +159,9 @@ def test_parts_of_a_content(form):
     assert read(form, prompt, ", three") == (", three", "")
 
 
-def test_without_a_template(engine):
-    form = ChatFormat(engine.target)
+def test_without_a_template(tiny_model):
+    with Engine(EngineConfig(tiny_model("qwen3moe", n_vocab=288), device="cpu", ctx=256)) as engine:
+        form = ChatFormat(engine.target)
     assert form.is_plain
     prompt = on(form, begun("yes"))
     assert prompt.text.endswith("User: hello\nAssistant: yes")

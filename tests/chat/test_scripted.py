@@ -42,8 +42,14 @@ def test_answers_go_to_stdout_and_talk_to_stderr(chat, tmp_path):
     contents = said_in(file)
     assert contents[0] == "import os \nimport sys"
     assert done.out == "".join(content + "\n" for content in contents[1::2])
-    for part in ("no chat template", "tokens/s", "acceptance", "to change", ", seed ", "saved 2"):
+    for part in ("tokens/s", "acceptance", "to change", ", seed ", "saved 2"):
         assert part in done.err
+
+
+def test_a_model_without_a_template_says_so(chat, tiny_model):
+    done = chat("hello", options=("-m", tiny_model("qwen3moe", n_vocab=288), "-n", 2, "--draft-length", 0))
+    assert done.code == 0
+    assert "no chat template: a plain one is used" in done.err
 
 
 def test_a_saved_chat_goes_on(chat, tmp_path):

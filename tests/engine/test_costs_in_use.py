@@ -123,7 +123,7 @@ def test_costs_and_governor_learn_nothing_behind_a_pause(monkeypatch):
         for pause_s in (0, 0.6):
             time.sleep(pause_s)
             before = engine.costs.steps, len(learned)
-            generation = engine.generate("def f(n):", 24)
+            generation = engine.generate(demo.PROMPT, 24)
             text = "".join(generation)
             n_steps = generation.stats.steps
             counts.append((n_steps - engine.costs.steps + before[0], n_steps - len(learned) + before[1]))

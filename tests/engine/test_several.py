@@ -24,7 +24,12 @@ from spac.llama_cpp_python.llama import Llama
 from tests.engine.conftest import config as usual
 from tests.session.recurrent import write_lfm2
 
-PROMPTS = ["for i in range(", "if __name__ ==", "import os\n", "class Node:", "print("]
+PROMPTS = [
+    "There was once a boy named Tom who won a race at school.",
+    "There was once an old man who met a stranger in a small village.",
+    "One night, a clown had a birthday in the park.", "One day, a kind giant got lost in an old house.",
+    "There was once a tiny ant who found a map in an old house.",
+]  # fmt: skip
 """Prompts without near ties in their first 40 tokens, because some CPUs round batches differently."""
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from spac.errors import InputError
 from spac.llama_cpp_python.llama import Llama
 from tests.llama_cpp_python.conftest import DRAFT, SMALL, TARGET
 
-PROMPT = "def add(a, b):\n"
+PROMPT = "Once upon a time, there was a little dog who wanted to fly."
 ASKED: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "logprobs": 3}
 USER = [{"role": "user", "content": "hello"}]
 FIELDS = ("tokens", "text_offset", "token_logprobs", "top_logprobs")
@@ -100,26 +101,37 @@ def test_without_alternatives(drafting):
     assert streamed(drafting, logprobs=None)[1]["tokens"] == []
 
 
-@pytest.mark.parametrize("stop", [None, "list", ["nowhere", " a list"], ["urn a"]])
+STOPS: dict[str, Any] = {
+    "none": lambda _text: None,
+    "a word": lambda text: text.split()[3],
+    "one of two": lambda text: ["nowhere", " " + " ".join(text.split()[3:5])],
+    "parts of two words": lambda text: [text.split()[3][-2:] + " " + text.split()[4][:1]],
+}
+"""Stop texts within the text that is expected."""
+
+
+@pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("prompt", [PROMPT, ""])
 def test_a_stream_tells_the_same(llm, stop, prompt):
-    whole = choice_of(llm, prompt, stop=stop, seed=5, temperature=0.2)
-    text, joined = streamed(llm, prompt, stop=stop, seed=5, temperature=0.2)
+    asked: dict[str, Any] = {"seed": 5, "temperature": 0.2}
+    stop = STOPS[stop](choice_of(llm, prompt, **asked)["text"])
+    whole = choice_of(llm, prompt, stop=stop, **asked)
+    text, joined = streamed(llm, prompt, stop=stop, **asked)
     assert text == whole["text"]
     assert joined == {field: whole["logprobs"][field] for field in FIELDS}
-    assert "".join(joined["tokens"]).strip().startswith(text.strip())
+    assert re.sub(r"<\|\w+\|>", "", "".join(joined["tokens"])).strip().startswith(text.strip())
     assert joined["text_offset"][0] == len(prompt)
 
 
 def test_tokens_of_a_stop_text_are_left_out(drafting):
     """Tokens that begin before the stop text stay, with all of their text."""
-    whole = choice_of(drafting)
-    at = whole["logprobs"]["tokens"].index(" list")
-    cut = choice_of(drafting, stop=" list")
+    tokens = choice_of(drafting)["logprobs"]["tokens"]
+    at, word = next((at, each) for at, each in enumerate(tokens) if len(each) > 4)
+    cut = choice_of(drafting, stop=word)
     assert cut["finish_reason"] == "stop"
-    assert cut["logprobs"]["tokens"] == whole["logprobs"]["tokens"][:at]
-    inside = choice_of(drafting, stop="ist")
-    assert inside["logprobs"]["tokens"] == whole["logprobs"]["tokens"][: at + 1]
+    assert cut["logprobs"]["tokens"] == tokens[:at]
+    inside = choice_of(drafting, stop=word[2:])
+    assert inside["logprobs"]["tokens"] == tokens[: at + 1]
 
 
 def test_a_part_of_a_character(drafting):

@@ -22,7 +22,13 @@ from tests.cli.conftest import ONE_THREAD
 from tests.serve.conftest import Server, snapshots_on_page
 from tools.models import FAMILIES, write_model
 
-PROMPTS = ("def fibonacci(n):", "class Stack:\n", "import os\n", "x = 1\n", "# A queue\nclass Queue:\n")
+PROMPTS = (
+    "There was once a boy named Tom who won a race at school.",
+    "There was once an old man who met a stranger in a small village.",
+    "One night, a clown had a birthday in the park.", "One day, a kind giant got lost in an old house.",
+    "There was once a tiny ant who found a map in an old house.",
+)  # fmt: skip
+"""Greedy continuations of 80 tokens meet no near tie. Rounding differs with a batch's size."""
 N = 24
 GREEDY = SamplingConfig(temp=0.0, top_k=0, repeat_penalty=1.0)
 EXACT = {

@@ -20,6 +20,7 @@ from spac.engine.server_loop import LoopOptions
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, Scheduler, View
 from tests.engine.test_sp_moe import LENGTH, Predictions, config
+from tests.serve import test_loop
 from tools.self_draft import quantize
 
 N = 40
@@ -107,10 +108,7 @@ def test_the_targets_routers_are_asked_about_the_drafts_states(draft):
 # Several places
 
 
-PROMPTS = (
-    "def fibonacci(n):\n", "class Stack:\n    def push(self, item):\n", "import os\nimport sys\n",
-    "for i in range(9):\n    print(i)\n", "# A queue\nclass Queue:\n", "def main():\n    parser = ",
-)  # fmt: skip
+PROMPTS = (*test_loop.PROMPTS, "There was once a green parrot who was afraid of the dark in the city.")
 
 
 class Seen(Scheduler):

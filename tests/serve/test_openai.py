@@ -136,7 +136,7 @@ def test_the_log(server, client):
         assert re.fullmatch(rf"\d\d:\d\d:\d\d {outcome}: [\d.]+ s", lines(path)[-1])
     assert not lines("/health")
     assert not lines("/page/page.css")
-    assert "the demo pair knows Python code alone" in server.err
+    assert "the demo pair tells short stories alone" in server.err
 
 
 def test_many_clients_at_once(server, alone):

@@ -186,7 +186,7 @@ def test_the_key_is_asked_for_once(page):
     page.browser.send("Input.insertText", text=KEY)
     page.click("#ask button")
     page.wait("document.getElementById('model').textContent === 'demo'")
-    assert page.text(".hello").endswith("The demo pair knows Python code alone.")
+    assert page.text(".hello").endswith("The demo pair tells short stories alone.")
     page.wait("document.getElementById('phase').textContent === 'Idle.'")
     assert not page.value("document.getElementById('ask').open")
     assert page.value("JSON.stringify(localStorage).includes('a key')") is False

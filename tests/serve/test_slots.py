@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve.conftest import Server
 
-TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return "
+TEXT = "There was once a boy named Tom who won a race at school."
 OTHER = "The sea was grey, and a man walked along its edge, counting boats."
 
 

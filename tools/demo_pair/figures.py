@@ -38,7 +38,7 @@ def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _millions(value: float) -> str:
-    return f"{value / 1e6:.1f} M"
+    return f"{value / 1e6:.2f} M"
 
 
 # Likelihood and sizes
@@ -191,7 +191,7 @@ def tables(work: Path, models: Path) -> list[str]:
     ]  # fmt: skip
     texts = [
         [name, str(each.n_text), _millions(each.n_byte), _millions(len(each.tokens))]
-        for name, each in (("training", train), ("held out, by name", held_out))
+        for name, each in (("training", train), ("held out, by story", held_out))
     ]
     own = sum(np.load(path).size for path in (work / "own").glob("????.npy"))
     ways = (

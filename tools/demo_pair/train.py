@@ -25,7 +25,7 @@ from .data import TOKENS_PER_BATCH, Stream, batch, rows_of
 from .generate import generate
 from .model import DRAFT, TARGET, LanguageModel, Routing
 
-TARGET_TOKENS, DRAFT_TOKENS, OWN_TOKENS = 9.6e6, 5.6e6, 4e5
+TARGET_TOKENS, DRAFT_TOKENS, OWN_TOKENS = 7e6, 3e6, 3e5
 """The amounts of the shipped pair."""
 _RATE, _ROUTER_RATE, _DECAY = 3e-3, 1e-3, 0.1
 _BALANCE, _SCORE_PENALTY, _LOAD_MEMORY = 0.08, 1e-4, 0.97

@@ -55,7 +55,7 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="spac chat",
         description="Talk with a Mixture-of-Experts model in the terminal. /help lists the commands. "
-        "Without --target, the bundled demo pair answers: a model of Python code, no assistant.",
+        "Without --target, the bundled demo pair answers: it tells short stories, and is no assistant.",
         like_llama_cpp=True,
     )
     talk = parser.add_argument_group("chat")

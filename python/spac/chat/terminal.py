@@ -136,6 +136,14 @@ def _keys() -> Any:
     def new_line(event: Any) -> None:
         event.current_buffer.insert_text("\n")
 
+    def interrupt(event: Any) -> None:
+        """Leave the line. A further press that comes while it is being left changes nothing."""
+        future = event.app.future
+        if future is not None and not future.done():
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    keys.add("c-c")(interrupt)
+    keys.add("<sigint>")(interrupt)
     keys.add("enter")(enter)
     keys.add("escape", "enter")(new_line)
     return keys

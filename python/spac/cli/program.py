@@ -223,7 +223,7 @@ def models(options: argparse.Namespace, talk: Talk | None = None) -> tuple[Path,
     from spac.model.devices import choose_device
 
     if talk is not None:
-        talk.note("the demo pair knows Python code alone: `spac setup` finds a model for you")
+        talk.note("the demo pair tells short stories alone: `spac setup` finds a model for you")
     if choose_device("auto") is None and not env.DEVICE.get():
         os.environ[env.DEVICE.name] = "simulated"  # the demo is small, and shows the split
     options.keeps_split = "the demo pair shows the split"  # on a GPU too

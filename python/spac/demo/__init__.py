@@ -10,9 +10,6 @@ _FOLDER = Path(__file__).parent
 TARGET = _FOLDER / "target.gguf"
 DRAFT = _FOLDER / "draft.gguf"
 
-#: A prompt and sampling parameters that give text that reads as code, not a repetition loop.
-PROMPT = '''def walk(top):
-    """Yield all files below a folder."""
-    for name in os.listdir(top):
-'''
+#: A prompt and sampling parameters that give a story, not a repetition loop.
+PROMPT = "Once upon a time, there was a little dog who wanted to fly."
 SAMPLING: dict[str, float | int] = {"temp": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1}

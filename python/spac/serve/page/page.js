@@ -386,7 +386,7 @@ arrange();
 if (innerWidth >= 700) $("prompt").focus(); // on a phone, the keyboard would cover the page
 call("v1/models").then((response) => response.json()).then(({ data }) => {
   $("model").textContent = data[0].id;
-  if (data[0].id === "demo") document.querySelector(".hello")?.append(" The demo pair knows Python code alone.");
+  if (data[0].id === "demo") document.querySelector(".hello")?.append(" The demo pair tells short stories alone.");
 }, (error) => fault(error.message));
 call("props").then((response) => response.json()).then((props) => {
   attachments.allow(props.modalities.vision);
