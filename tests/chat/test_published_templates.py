@@ -25,8 +25,8 @@ CALLED = [
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c12345678", "name": "add", "content": "three"},
 ]
-WRAPPED = "CohereForAI-c4ai-command-r-plus-tool_use"
-"""The template whose answers have their content in tags, which the grammar lets come first."""
+CONTENT_FIRST = ("CohereForAI-c4ai-command-r-plus-tool_use", "meetkai-functionary-medium-v3.2")
+"""Templates whose answers have their content in tags or a channel, which the grammar lets come first."""
 
 
 def templates() -> dict[str, str]:
@@ -96,12 +96,12 @@ def test_tools_are_described_and_schemas_followed(engine, form):
 
 
 def test_a_required_call_comes_first(engine, form, name):
-    """The random text of this model would go on until its limit if any text could come before the call."""
+    """The text of this model would go on until its limit if any text could come before the call."""
     prompt = form.prompt([USER], tools=[ADD], tool_choice="required", thinking=False)
     text = "".join(engine.generate("a", 48, chat=prompt, sampling=SamplingConfig(temp=0.0)))
     answer = form.answer(prompt)
     answer.push(text)
-    assert (answer.content.strip() == "") == (name != WRAPPED), answer.content
+    assert answer.content.strip() == "" or name in CONTENT_FIRST, answer.content
 
 
 @pytest.mark.parametrize("size", [1, 5, 9, 20, 37, 1000])
