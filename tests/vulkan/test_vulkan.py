@@ -86,10 +86,10 @@ def plain(
 def test_the_split_is_right_within_rounding(
     run: str, device: str, split: Result, plain: dict[str, Result]
 ) -> None:
-    """The device itself rounds otherwise than the CPU, so near ties of routers change."""
-    assert error(split, run, plain[device]) < BOUND
+    """The device itself rounds otherwise than the CPU, so near ties of routers change. Both compute here."""
     rounding = error(plain[device], "reference", plain["CPU"])
-    assert error(split, run, plain["CPU"]) < BOUND + rounding
+    for each in plain.values():
+        assert error(split, run, each) < BOUND + rounding
 
 
 def test_the_runs_did_what_they_say(split: Result) -> None:
@@ -109,8 +109,8 @@ def test_the_bounds_notice_exchanged_experts(
     job = Job((replace(CASE, model=str(other)),))
     found = run_worker("reference", job, tmp_path, lib_path=reference_lib)
     rounding = error(plain[device], "reference", plain["CPU"])
-    assert error(found, "reference", plain["CPU"]) > BOUND + rounding
-    assert error(found, "reference", plain[device]) > BOUND
+    for each in plain.values():
+        assert error(found, "reference", each) > BOUND + rounding
 
 
 def test_the_text_is_the_cpus_and_the_validation_layer_is_silent(
