@@ -19,9 +19,9 @@ KINDS = tuple(name.removeprefix(_PREFIX) for name in dir(api) if name.startswith
 
 
 def quantize(source: Path, path: Path, kind: str = "Q4_0") -> Path:
-    """Write `source` at `path`, quantized to `kind` from any type. Raise OSError if that fails."""
+    """Write `source` of any type at `path`, quantized to `kind` or as "F32". Raise OSError if that fails."""
     params = api.llama_model_quantize_default_params()
-    params.ftype = getattr(api, _PREFIX + kind)
+    params.ftype = api.LLAMA_FTYPE_ALL_F32 if kind == "F32" else getattr(api, _PREFIX + kind)
     params.allow_requantize = True
     params.nthread = 0
     if api.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)):

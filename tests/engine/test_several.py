@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -21,23 +21,17 @@ from spac.config import EngineConfig, SamplingConfig
 from spac.engine import Engine
 from spac.errors import InputError
 from spac.llama_cpp_python.llama import Llama
+from tests import exact
 from tests.engine.conftest import config as usual
+from tests.exact import PROMPTS
 from tests.session.recurrent import write_lfm2
 
-PROMPTS = [
-    "There was once a boy named Tom who won a race at school.",
-    "There was once an old man who met a stranger in a small village.",
-    "One night, a clown had a birthday in the park.", "One day, a kind giant got lost in an old house.",
-    "There was once a tiny ant who found a map in an old house.",
-]  # fmt: skip
-"""Prompts without near ties in their first 40 tokens, because some CPUs round batches differently."""
+
+def config(target: Path | None = None, **options: Any) -> EngineConfig:
+    return usual(target or exact.target(), **{"ctx": 1024, **exact.CACHE, **options})
 
 
-def config(target: Path = demo.TARGET, **options: Any) -> EngineConfig:
-    return usual(target, **{"ctx": 1024, **options})
-
-
-def texts(engine: Engine, prompts: list[str], n: int, **options: Any) -> list[str]:
+def texts(engine: Engine, prompts: Sequence[str], n: int, **options: Any) -> list[str]:
 
     def read(prompt: str) -> str:
         return "".join(engine.generate(prompt, n, **options))

@@ -12,7 +12,8 @@ import pytest
 from spac import demo
 from spac.engine import Engine
 from spac.errors import InputError
-from tests.engine.test_several import PROMPTS, config, texts
+from tests.engine.test_several import config, texts
+from tests.exact import PROMPTS
 
 
 def test_texts_are_as_if_alone(alone: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from spac import Llama, demo
 from spac.errors import InputError
+from tests import exact
 
 # isort: split
 import llama_cpp  # this import must follow spac's, because spac decides on the library
@@ -27,9 +28,9 @@ class Near(float):
 
 @pytest.fixture(scope="module")
 def llama():
-    """Return a model of three generations at once. Its cache rounds nothing, so texts stay as if alone."""
+    """Return a model of three generations at once. It rounds so little that texts stay as if alone."""
     made = Llama(
-        str(demo.TARGET), parallel=3, device="simulated", slots=0, state="off", n_ctx=512,
+        str(exact.target()), parallel=3, device="simulated", slots=0, state="off", n_ctx=512,
         n_threads=1, draft=str(demo.DRAFT), draft_length=4, type_k=0, type_v=0, flash_attn=False,
         verbose=False,
     )  # fmt: skip

@@ -13,7 +13,8 @@ from spac.engine import Engine
 from spac.errors import InputError
 from spac.report.figures import read
 from spac.report.page import page
-from tests.engine.test_several import PROMPTS, config, texts
+from tests.engine.test_several import config, texts
+from tests.exact import PROMPTS
 from tests.serve.conftest import Server
 
 

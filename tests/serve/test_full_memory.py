@@ -12,7 +12,8 @@ from spac._core import LoopResponse
 from spac.engine import Engine
 from spac.engine.server_loop import LoopOptions
 from spac.errors import OutOfMemoryError
-from tests.serve.test_loop import DRAFTS, PROMPTS, config
+from tests.exact import PROMPTS
+from tests.serve.test_loop import DRAFTS, config
 
 CTX = 256
 N = 80

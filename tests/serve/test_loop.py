@@ -18,23 +18,15 @@ from spac.engine.server_loop import LoopOptions, check_loop
 from spac.errors import InputError
 from spac.model.params import POOLINGS
 from spac.report.figures import read
+from tests import exact
 from tests.cli.conftest import ONE_THREAD
+from tests.exact import PROMPTS
 from tests.serve.conftest import Server, snapshots_on_page
 from tools.models import FAMILIES, write_model
 
-PROMPTS = (
-    "There was once a boy named Tom who won a race at school.",
-    "There was once an old man who met a stranger in a small village.",
-    "One night, a clown had a birthday in the park.", "One day, a kind giant got lost in an old house.",
-    "There was once a tiny ant who found a map in an old house.",
-)  # fmt: skip
-"""Greedy continuations of 80 tokens meet no near tie. Rounding differs with a batch's size."""
 N = 24
 GREEDY = SamplingConfig(temp=0.0, top_k=0, repeat_penalty=1.0)
-EXACT = {
-    "state": "off", "threads": 1, "threads_batch": 1, "flash_attn": "off", "cache_type_k": "f32",
-    "cache_type_v": "f32",
-}  # fmt: skip
+EXACT = {"state": "off", "threads": 1, "threads_batch": 1, **exact.CACHE}
 OPTIONS = {**EXACT, "device": "simulated", "slots": "25%"}
 DRAFTS = {
     "none": {},
@@ -45,7 +37,7 @@ DRAFTS = {
 
 def config(**options: object) -> EngineConfig:
     return EngineConfig(
-        target=demo.TARGET, ctx=2048, sampling=GREEDY, **{"parallel": 4, **OPTIONS, **options}
+        target=exact.target(), ctx=2048, sampling=GREEDY, **{"parallel": 4, **OPTIONS, **options}
     )
 
 
@@ -64,7 +56,7 @@ def completion(engine: Engine, prompt: str, n: int = N) -> str:
 @pytest.fixture(scope="module")
 def alone():
     """Return the texts that plain llama.cpp without the split generates, one after the other."""
-    with Engine(EngineConfig(target=demo.TARGET, device="cpu", sampling=GREEDY, **EXACT)) as engine:
+    with Engine(EngineConfig(target=exact.target(), device="cpu", sampling=GREEDY, **EXACT)) as engine:
         return {prompt: "".join(engine.generate(prompt, N)) for prompt in PROMPTS}
 
 
@@ -156,7 +148,8 @@ def test_options_of_the_chat_hold():
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_embeddings_beside_answers(pooling, alone, tmp_path):
-    options = ("--embeddings", "--pooling", pooling, "--device", "simulated", "--slots", "25%")
+    options = ["--embeddings", "--pooling", pooling, "--device", "simulated", "--slots", "25%"]
+    options += ["--target", str(exact.target()), "-fa", "off", "-ctk", "f32", "-ctv", "f32"]
     with Server(tmp_path, *options, fixed=(*ONE_THREAD, "--ctx", "2048", "-np", "2")) as server:
 
         def vectors() -> np.ndarray:
@@ -170,7 +163,7 @@ def test_embeddings_beside_answers(pooling, alone, tmp_path):
             np.testing.assert_allclose(vectors(), found, atol=1e-6)
             assert {each.result()["choices"][0]["text"] for each in answers} == {alone[PROMPTS[0]]}
     settings = {"device": "cpu", "n_threads": 1, "n_ctx": 256, "verbose": False}
-    llama = Llama(str(demo.TARGET), embedding=True, pooling_type=POOLINGS[pooling], **settings)
+    llama = Llama(str(exact.target()), embedding=True, pooling_type=POOLINGS[pooling], **settings)
     expected = llama.embed(list(PROMPTS), normalize=True)
     llama.close()
     assert ((found * np.array(expected)).sum(axis=1) > 0.999).all(), "the directions of unit vectors"

@@ -19,8 +19,8 @@ from spac.engine.events import Events
 from spac.engine.server_loop import LoopOptions
 from spac.errors import InputError
 from spac.scheduler import Event, Plan, Scheduler, View
+from tests import exact
 from tests.engine.test_sp_moe import LENGTH, Predictions, config
-from tests.serve import test_loop
 from tools.self_draft import quantize
 
 N = 40
@@ -35,9 +35,8 @@ def draft(tmp_path_factory):
 
 
 def settings(draft: Path | None, scheduler: str | Scheduler, **options: Any) -> EngineConfig:
-    return config(
-        TARGET, draft, scheduler, **{"parallel": 1, "deterministic": False, "state": "off", **options}
-    )
+    usual = {"parallel": 1, "deterministic": False, "state": "off", **exact.CACHE}
+    return config(exact.target(), draft, scheduler, **{**usual, **options})
 
 
 def generated(prompts: Sequence[str] = (PROMPT,), n_tokens: int = N, **options: Any) -> list[str]:
@@ -108,7 +107,7 @@ def test_the_targets_routers_are_asked_about_the_drafts_states(draft):
 # Several places
 
 
-PROMPTS = (*test_loop.PROMPTS, "There was once a green parrot who was afraid of the dark in the city.")
+PROMPTS = (*exact.PROMPTS, "There was once a green parrot who was afraid of the dark in the city.")
 
 
 class Seen(Scheduler):
@@ -145,7 +144,7 @@ def rows(drafts: Drafts) -> set[bytes]:
 )
 def test_each_place_has_its_text_and_shows_its_routes(source, p_min, draft, drafts):
     """The routes of a client's drafts are those that its drafts have alone."""
-    options: dict[str, Any] = {"draft_p_min": p_min, "flash_attn": "off"}
+    options: dict[str, Any] = {"draft_p_min": p_min}
     if source == "self":
         options["draft_type"] = "self"
     shown: Drafts = [] if source == "target" else drafts
@@ -180,10 +179,9 @@ def told(drafts: Drafts) -> Drafts:
 
 @pytest.mark.parametrize("scheduler", ["sp-moe", "moe-speq", "moe-spac"])
 def test_several_places_have_the_texts_of_one(scheduler, draft):
-    options: dict[str, Any] = {"draft": draft, "flash_attn": "off"}
-    expected = generated(PROMPTS, scheduler="none", draft_length=0, flash_attn="off")
-    assert settings(scheduler=scheduler, parallel=-1, **options).n_parallel == 4
-    several = settings(scheduler=scheduler, parallel=4, **options)
+    expected = generated(PROMPTS, scheduler="none", draft_length=0)
+    assert settings(draft, scheduler, parallel=-1).n_parallel == 4
+    several = settings(draft, scheduler, parallel=4)
     with Engine(several, serves=LoopOptions("demo")) as engine, ThreadPoolExecutor(len(PROMPTS)) as pool:
         assert list(pool.map(lambda prompt: asked(engine, prompt), PROMPTS)) == expected
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.exact import PROMPTS
 from tests.serve.conftest import Server
 
-TEXT = "There was once a boy named Tom who won a race at school."
+TEXT = PROMPTS[0]
 OTHER = "The sea was grey, and a man walked along its edge, counting boats."
 
 

@@ -21,8 +21,11 @@ from tools.compare import Case, Job, Run, Settings, run_worker
 from tools.compare.driver import Result
 from tools.models import exchange_experts
 
-BOUND = 5e-3
-"""The largest normalized mean square error of logits, as in the self-test of `spac doctor`."""
+BOUND = 2e-2
+"""The largest normalized mean square error of logits.
+
+A few tokens decide it, whose routers meet near ties: 0.008 at most was seen. Exchanged experts make 0.068.
+"""
 RUNS = tuple(
     Run(masked=False, **settings)
     for settings in (
