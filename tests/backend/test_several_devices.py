@@ -98,7 +98,7 @@ def test_each_device_took_its_share(two):
 def test_failures_on_one_device_are_that_device_s(two):
     devices = two.meta["qwen3moe mixed|uploads fail"]["devices"]
     assert devices[0]["upload_failures"] == 0
-    assert devices[1]["upload_failures"] >= 2  # all copies that were under way count
+    assert devices[1]["upload_failures"] > 0  # the writes that fail may belong to one expert
 
 
 @pytest.mark.parametrize(("split", "layers"), [

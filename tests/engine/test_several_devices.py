@@ -92,7 +92,7 @@ def test_a_copy_that_fails_on_one_device_leaves_its_expert_to_the_cpu(start, exp
         assert text_of(engine) == expected
         first, second = engine.experts.devices
         assert first.upload_failures == 0
-        assert second.upload_failures >= 3  # all copies that were under way count
+        assert second.upload_failures > 0  # the writes that fail may belong to one expert
 
 
 def test_a_device_with_less_room_has_fewer_slots(start):
